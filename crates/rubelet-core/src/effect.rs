@@ -16,7 +16,7 @@ use crate::{
     observation::{Listing, PodFacts, Remains, RuntimeStatus},
     op::Op,
     probes::ProbeOutcome,
-    volumes::{claims::PersistentSource, devices::FoundDevice},
+    volumes::{claims::PersistentSource, devices::FoundDevice, expansion::Expanded},
 };
 
 /// Ties a result to its effect. Unique within one process.
@@ -74,6 +74,7 @@ pub enum Facts {
     Devices(Vec<FoundDevice>),
     /// What a claim stands for.
     Volume(Arc<PersistentSource>),
+    Expanded(Expanded),
     Probe(ProbeOutcome),
     /// An HTTPS hook was sent over HTTP.
     HookFellBack {
@@ -213,6 +214,12 @@ pub enum InvolvedObject {
         pod: PodRef,
         container: String,
     },
+    /// A persistent volume claim.
+    Claim {
+        namespace: String,
+        name: String,
+        uid: String,
+    },
     /// A manifest that was not accepted as a pod: a file path or a URL.
     Manifest(String),
 }
@@ -223,6 +230,7 @@ impl fmt::Display for InvolvedObject {
             InvolvedObject::Node => f.write_str("node"),
             InvolvedObject::Pod(pod) => write!(f, "pod/{pod}"),
             InvolvedObject::Container { pod, container } => write!(f, "pod/{pod}{{{container}}}"),
+            InvolvedObject::Claim { namespace, name, .. } => write!(f, "persistentvolumeclaim/{namespace}/{name}"),
             InvolvedObject::Manifest(origin) => f.write_str(origin),
         }
     }

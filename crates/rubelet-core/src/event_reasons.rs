@@ -61,6 +61,9 @@ pub const NODE_HAS_SUFFICIENT_PID: &str = "NodeHasSufficientPID";
 pub const STARTING_KUBELET: &str = "Starting";
 pub const FAILED_MOUNT_VOLUME: &str = "FailedMount";
 /// Upstream had it as `FailedUnmountVolume` before it stopped recording it.
+pub const VOLUME_RESIZE_FAILED: &str = "VolumeResizeFailed";
+pub const FILE_SYSTEM_RESIZE_FAILED: &str = "FileSystemResizeFailed";
+pub const FILE_SYSTEM_RESIZE_SUCCESSFUL: &str = "FileSystemResizeSuccessful";
 pub const FAILED_UNMOUNT_VOLUME: &str = "FailedUnMount";
 /// A literal in `pkg/kubelet/oom/oom_watcher_linux.go`.
 pub const SYSTEM_OOM: &str = "SystemOOM";

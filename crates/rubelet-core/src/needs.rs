@@ -14,7 +14,7 @@ use crate::{
     objects::ObjectKey,
     pod::{Lifecycle, PodRecord},
     snapshot::PodView,
-    volumes::{self, VolumeSource, files::TokenKey},
+    volumes::{self, VolumeSource, claims::PersistentKind, files::TokenKey},
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,14 +66,29 @@ pub fn published(record: &PodRecord, last: Option<&PodView>) -> Arc<Needs> {
     match record.lifecycle {
         Lifecycle::Syncing if record.facts.is_some() => match last {
             // The pod is the same, so its needs are.
-            Some(last) if Arc::ptr_eq(&last.pod, &record.pod) && *last.needs != Needs::default() => last.needs.clone(),
-            Some(_) | None => Arc::new(Needs::of(&record.pod)),
+            Some(last) if Arc::ptr_eq(&last.pod, &record.pod) && *last.needs != Needs::default() => {
+                with_claimed(record, last.needs.clone())
+            }
+            Some(_) | None => with_claimed(record, Arc::new(Needs::of(&record.pod))),
         },
         Lifecycle::Terminating { .. } => last.map(|last| last.needs.clone()).unwrap_or_default(),
         Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => {
             Arc::default()
         }
     }
+}
+
+/// And what drivers want for the pod's volumes, which is known once they are resolved.
+fn with_claimed(record: &PodRecord, mut needs: Arc<Needs>) -> Arc<Needs> {
+    for source in record.volumes.values().filter_map(|volume| volume.claimed.as_ref()) {
+        let PersistentKind::Csi(volume) = &source.kind else { continue };
+        for (_, key) in volume.tokens(&record.pod) {
+            if !needs.tokens.contains(&key) {
+                Arc::make_mut(&mut needs).tokens.insert(key);
+            }
+        }
+    }
+    needs
 }
 
 #[cfg(test)]

@@ -4,7 +4,12 @@
 //! afterwards, what happens to them when their pod terminates, deadline. Never: how they are done (`rubelet/src/effects/`).
 //! A mutating operation is safe to repeat.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -12,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     log::{LogOp, LogPlace},
     node::NodeOp,
+    volume::VolumeOp,
 };
 use crate::{
     cgroups::Cgroup,
@@ -21,14 +27,12 @@ use crate::{
     pod::hooks::{Hook, HookRequest},
     probes::ProbeRequest,
     time::Uptime,
-    volumes::{
-        claims::PersistentSource,
-        devices::{Device, DeviceName},
-    },
+    volumes::claims::PersistentSource,
 };
 
 mod log;
 mod node;
+mod volume;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
@@ -102,28 +106,6 @@ pub enum ContainerOp {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum VolumeOp {
-    /// Finds the persistent volume that a volume of the pod claims.
-    Resolve { pod: Arc<Pod>, volume: String },
-    /// Stages the device of a volume, for all pods that use it.
-    Stage { source: Arc<PersistentSource> },
-    /// Undoes that after the last of them.
-    Unstage { device: Device },
-    /// Makes one volume of the pod ready for its containers.
-    SetUp {
-        pod: Arc<Pod>,
-        uid: PodUid,
-        volume: String,
-        /// What its claim stands for, if it has one.
-        claimed: Option<Arc<PersistentSource>>,
-    },
-    /// Refreshes the volumes with API content; leaves the others alone.
-    Refresh { pod: Arc<Pod>, uid: PodUid },
-    /// Unmounts and removes the pod's volumes.
-    TearDown(PodPlace),
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ImageOp {
     Inspect {
         pod: PodRef,
@@ -191,6 +173,8 @@ pub struct RunSandbox {
     pub attempt: u32,
     /// The pod's cgroup; empty leaves it to the runtime.
     pub cgroup_parent: String,
+    /// Supplemental groups because of its volumes.
+    pub volume_groups: Vec<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -216,6 +200,14 @@ pub struct StartContainer {
     /// The persistent volumes behind the claims among its volumes, by the volumes' names.
     pub claimed: BTreeMap<String, Arc<PersistentSource>>,
     pub image: ImageFacts,
+}
+
+impl StartContainer {
+    /// Supplemental groups because of its volumes.
+    pub fn volume_groups(&self) -> Vec<i64> {
+        let groups: BTreeSet<_> = self.claimed.values().filter_map(|source| source.group).collect();
+        groups.into_iter().collect()
+    }
 }
 
 /// Properties of an operation, independent of its arguments.
@@ -523,33 +515,6 @@ impl ContainerOp {
     }
 }
 
-impl VolumeOp {
-    fn properties(&self) -> Properties {
-        match self {
-            VolumeOp::Resolve { .. } => Properties::look("ResolveClaim").lasting(Deadline::Api).aborted(),
-            VolumeOp::Stage { .. } => Properties::disk("StageDevice").lasting(Deadline::Driver),
-            VolumeOp::Unstage { .. } => Properties::disk("UnstageDevice").lasting(Deadline::Driver),
-            // A driver that was called goes on although nobody waits: the end of the pod's volumes waits for it.
-            VolumeOp::SetUp { claimed: Some(_), .. } => Properties::disk("SetUpVolume").lasting(Deadline::Ownership),
-            VolumeOp::SetUp { claimed: None, .. } => Properties::disk("SetUpVolume").aborted(),
-            VolumeOp::Refresh { .. } => Properties::disk("RefreshVolumes").aborted().upkeep(),
-            VolumeOp::TearDown(_) => Properties::disk("TearDownVolumes").lasting(Deadline::Driver),
-        }
-    }
-
-    fn about(&self) -> String {
-        match self {
-            VolumeOp::Resolve { pod, volume } | VolumeOp::SetUp { pod, volume, .. } => {
-                format!("{}/{volume}", PodRef::of(pod))
-            }
-            VolumeOp::Stage { source } => source.name.clone(),
-            VolumeOp::Unstage { device } => DeviceName::of(device).to_string(),
-            VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
-            VolumeOp::TearDown(place) => place.pod.to_string(),
-        }
-    }
-}
-
 impl ImageOp {
     fn properties(&self) -> Properties {
         match self {
@@ -600,7 +565,7 @@ mod tests {
         let pod = std::sync::Arc::new(mk_pod("always | main a"));
         let (uid, id) = (PodUid::of(&pod), PodRef::of(&pod));
         let container = start_order(&pod);
-        let sandbox = RunSandbox { uid, pod, attempt: 0, cgroup_parent: String::new() };
+        let sandbox = RunSandbox { uid, pod, attempt: 0, cgroup_parent: String::new(), volume_groups: Vec::new() };
         let stop =
             Op::Container(ContainerOp::Stop { pod: id.clone(), name: "a".to_owned(), id: "a0".into(), grace_secs: 30 });
         for (op, secs) in [

@@ -16,10 +16,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     container::is_host_network,
+    effect::{EffectError, ErrorKind, Reason},
     event::Source,
     flights::PodSubject,
     id::{ContainerId, PodRef, SandboxId},
     observation::{Remains, SharedFacts},
+    op::{ContainerOp, Op, VolumeOp},
     pod::{
         hooks::PreStop,
         plan::WaitsFor,
@@ -178,6 +180,26 @@ pub enum Cure {
     ObjectChange,
 }
 
+impl Cure {
+    /// Volumes need objects; so does a container's environment, which is complete before the runtime is called.
+    pub fn of(op: &Op, error: &EffectError) -> Cure {
+        match (op, &error.kind) {
+            (Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }), _)
+            | (Op::Container(ContainerOp::Start(_)), ErrorKind::Reject(Reason::CreateContainerConfigError))
+            | (_, ErrorKind::MissingObject) => Cure::ObjectChange,
+            (
+                _,
+                ErrorKind::Retry
+                | ErrorKind::Unavailable
+                | ErrorKind::TimedOut
+                | ErrorKind::Reject(_)
+                | ErrorKind::Refused
+                | ErrorKind::Gone,
+            ) => Cure::Nothing,
+        }
+    }
+}
+
 /// First wait after a failed pod step, doubled up to `RETRY_MAX` (upstream: 10 s to 15 s flat).
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(15);
@@ -233,6 +255,26 @@ pub struct VolumeRecord {
     /// What its claim stands for, once that is known.
     pub claimed: Option<Arc<PersistentSource>>,
     pub is_set_up: bool,
+    /// Its driver wants to publish it again.
+    pub is_republish_due: bool,
+    /// The size up to which this process knows it to be expanded.
+    pub expanded_bytes: Option<i64>,
+}
+
+impl VolumeRecord {
+    /// Takes in what the claim stands for now.
+    pub fn resolved(&mut self, source: &Arc<PersistentSource>) {
+        let size = source.size.as_ref();
+        self.expanded_bytes = self.expanded_bytes.or(size.map(|size| size.claim_bytes));
+        self.is_republish_due = self.is_set_up && source.is_republished();
+        self.claimed = Some(source.clone());
+    }
+
+    /// The persistent volume has grown beyond what this node has of it.
+    pub fn is_expansion_due(&self) -> bool {
+        let Some(source) = self.claimed.as_ref().filter(|source| source.is_expandable()) else { return false };
+        source.size.as_ref().is_some_and(|size| self.expanded_bytes.is_some_and(|known| size.volume_bytes > known))
+    }
 }
 
 /// The look at the pod in the runtime: one at a time; a request made during a look triggers another look.
@@ -447,6 +489,13 @@ impl PodRecord {
     pub fn claimed_volumes(&self) -> BTreeMap<String, Arc<PersistentSource>> {
         let claimed = self.volumes.iter().filter_map(|(name, volume)| Some((name, volume.claimed.as_ref()?)));
         claimed.map(|(name, source)| (name.clone(), source.clone())).collect()
+    }
+
+    /// Groups of which the pod's processes are members because of its volumes.
+    pub fn volume_groups(&self) -> Vec<i64> {
+        let claimed = self.volumes.values().filter_map(|volume| volume.claimed.as_ref());
+        let groups: BTreeSet<_> = claimed.filter_map(|source| source.group).collect();
+        groups.into_iter().collect()
     }
 
     pub fn is_waiting_to_retry(&self, subject: &PodSubject, now: Now) -> bool {

@@ -23,6 +23,7 @@ use crate::{
 pub mod claims;
 pub mod csi;
 pub mod devices;
+pub mod expansion;
 pub mod files;
 
 /// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.
@@ -108,8 +109,16 @@ pub fn mounted(spec: &PodSpec) -> impl Iterator<Item = &Volume> {
     spec.volumes.iter().flatten().filter(move |volume| mounted.contains(volume.name.as_str()))
 }
 
-/// The pod has volumes whose content may change while it runs.
+/// The pod has volumes that may change while it runs.
 pub fn change_with_time(pod: &Pod) -> bool {
+    let changes = |source: &VolumeSource| {
+        matches!(source, VolumeSource::Files(_) | VolumeSource::Claim(_) | VolumeSource::Csi { .. })
+    };
+    volumes_to_mount(pod).iter().any(|volume| changes(&volume.source))
+}
+
+/// The pod has volumes of files with content of the API.
+pub fn have_files(pod: &Pod) -> bool {
     volumes_to_mount(pod).iter().any(|volume| matches!(volume.source, VolumeSource::Files(_)))
 }
 

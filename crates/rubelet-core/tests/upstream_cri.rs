@@ -62,7 +62,7 @@ fn sandboxes_are_as_upstream_makes_them() {
         let mut theirs: v1::PodSandboxConfig = decode(&hex);
         let pod = &pods[&name];
         let uid = pod.metadata.uid.as_deref().unwrap().into();
-        let identity = Identity { uid: &uid, attempt: 3, cgroup_parent: "" };
+        let identity = Identity { uid: &uid, attempt: 3, cgroup_parent: "", volume_groups: &[] };
         let mut ours = sandbox_config(pod, identity, &settings(), "").unwrap();
         for config in [&mut theirs, &mut ours] {
             config.dns_config = None;

@@ -67,7 +67,7 @@ fn translate(pod: &Arc<Pod>) {
     let mut settings = Settings::for_node("node");
     settings.node.env_files_enabled = true;
     let uid = PodUid::of(pod);
-    let identity = Identity { uid: &uid, attempt: 1, cgroup_parent: "/kubepods" };
+    let identity = Identity { uid: &uid, attempt: 1, cgroup_parent: "/kubepods", volume_groups: &[] };
     if let Ok(config) = sandbox_config(pod, identity, &settings, "nameserver 10.0.0.1\n") {
         assert_eq!(v1::PodSandboxConfig::decode(config.encode_to_vec().as_slice()), Ok(config));
     }

@@ -129,6 +129,14 @@ fn object_of(about: &InvolvedObject, node: &str, snapshot: &Snapshot) -> Option<
                 ..pod_reference(pod, snapshot)
             })
         }
+        InvolvedObject::Claim { namespace, name, uid } => Some(ObjectReference {
+            kind: Some("PersistentVolumeClaim".to_owned()),
+            api_version: Some("v1".to_owned()),
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
+            uid: Some(uid.clone()),
+            ..ObjectReference::default()
+        }),
         InvolvedObject::Manifest(_) => None,
     }
 }

@@ -60,8 +60,13 @@ impl Bed {
     }
 
     async fn run_sandbox(&self) -> SandboxId {
-        let order =
-            RunSandbox { uid: self.at.uid.clone(), pod: self.pod.clone(), attempt: 0, cgroup_parent: String::new() };
+        let order = RunSandbox {
+            uid: self.at.uid.clone(),
+            pod: self.pod.clone(),
+            attempt: 0,
+            cgroup_parent: String::new(),
+            volume_groups: Vec::new(),
+        };
         match sandbox::run_sandbox(&self.world, &order, &Recalled::new()).await {
             Ok(Facts::Sandbox { id }) => id,
             other => panic!("no sandbox: {other:?}"),
@@ -309,7 +314,8 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
     };
     // The state after an agent was killed in the middle.
     let settings = &bed.world.settings;
-    let identity = rubelet_core::container::Identity { uid: &bed.at.uid, attempt: 0, cgroup_parent: "" };
+    let identity =
+        rubelet_core::container::Identity { uid: &bed.at.uid, attempt: 0, cgroup_parent: "", volume_groups: &[] };
     let sandbox_config =
         rubelet_core::container::sandbox_config(&bed.pod, identity, settings, "nameserver 1.1.1.1").unwrap();
     let config = rubelet_core::container::container_config(

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use self::events::{failed_mount, failed_volume, leftover_task, stuck};
+use self::events::{failed_volume, leftover_task, stuck};
 use crate::{
     agent::Agent,
     effect::{EffectError, EffectId, ErrorKind, EventRecord, Facts, InvolvedObject, Reason, Severity},
@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod events;
+mod volumes;
 
 impl Agent {
     pub(super) fn handle_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
@@ -387,14 +388,18 @@ fn apply_result(
         let fell_back = result.as_ref().ok().and_then(|facts| order.fell_back(facts));
         return record.hook_ended(order, result.err(), now).into_iter().chain(fell_back).collect();
     }
-    if let Op::Volume(VolumeOp::Refresh { .. }) = &flight.op {
-        // It is repeated when it is due, and blocks nothing until then.
-        return result.err().map(|error| failed_mount(record, &error)).into_iter().collect();
+    if let Op::Volume(op) = &flight.op
+        && let Some(events) = volumes::renewal_ended(record, op, &result)
+    {
+        if result.is_ok() {
+            record.failures.remove(subject);
+        }
+        return events;
     }
     match (&flight.op, &result) {
         (_, Ok(Facts::Remains(remains))) => record.remains = Some(*remains),
         (Op::Volume(VolumeOp::Resolve { volume, .. }), Ok(Facts::Volume(source))) => {
-            record.volumes.entry(volume.clone()).or_default().claimed = Some(source.clone());
+            record.volumes.entry(volume.clone()).or_default().resolved(source);
         }
         // What ran until now may have left new files or mounts, and so may a start that hung.
         (Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }), _)
@@ -434,26 +439,8 @@ fn apply_result(
         PodSubject::Volume(_) => Failure::of_volume(known, error.message.clone(), now),
         _ => Failure::after(known, error.message.clone(), now),
     };
-    record.failures.insert(subject.clone(), Failure { cure: cure(&flight.op, &error), ..failure });
+    record.failures.insert(subject.clone(), Failure { cure: Cure::of(&flight.op, &error), ..failure });
     failed(record, &flight.op, &error)
-}
-
-/// Volumes need objects; so does a container's environment, which is complete before the runtime is called.
-fn cure(op: &Op, error: &EffectError) -> Cure {
-    match (op, &error.kind) {
-        (Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }), _)
-        | (Op::Container(ContainerOp::Start(_)), ErrorKind::Reject(Reason::CreateContainerConfigError))
-        | (_, ErrorKind::MissingObject) => Cure::ObjectChange,
-        (
-            _,
-            ErrorKind::Retry
-            | ErrorKind::Unavailable
-            | ErrorKind::TimedOut
-            | ErrorKind::Reject(_)
-            | ErrorKind::Refused
-            | ErrorKind::Gone,
-        ) => Cure::Nothing,
-    }
 }
 
 /// The container that this effect started, if any.
@@ -476,6 +463,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         }
         Op::Volume(
             VolumeOp::Resolve { .. }
+            | VolumeOp::Expand { .. }
             | VolumeOp::Stage { .. }
             | VolumeOp::Unstage { .. }
             | VolumeOp::Refresh { .. }
@@ -552,6 +540,11 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         }
         Op::Volume(op @ (VolumeOp::Resolve { .. } | VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. })) => {
             vec![failed_volume(record, op, error)]
+        }
+        Op::Volume(VolumeOp::Expand { source, .. }) => {
+            let message =
+                format!("NodeExpandVolume.NodeExpandVolume failed for volume {:?} : {}", source.name, error.message);
+            vec![about_pod(event_reasons::VOLUME_RESIZE_FAILED, message)]
         }
         Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) => {
             vec![about_pod(event_reasons::FAILED_TO_KILL_POD, format!("error killing pod: {}", error.message))]

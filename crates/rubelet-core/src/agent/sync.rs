@@ -300,7 +300,7 @@ impl Agent {
             Op::Container(ContainerOp::RunHook(HookRequest { hook: Hook::PreStop, id, .. })) => {
                 record.instance_mut(id).pre_stop = Some(PreStop::Began(now.uptime));
             }
-            Op::Volume(VolumeOp::SetUp { pod, .. } | VolumeOp::Refresh { pod, .. }) => {
+            Op::Volume(VolumeOp::SetUp { pod, .. } | VolumeOp::Refresh { pod, .. } | VolumeOp::Resolve { pod, .. }) => {
                 let next = now.uptime + self.settings.sync_frequency;
                 record.refresh_at = volumes::change_with_time(pod).then_some(next);
             }

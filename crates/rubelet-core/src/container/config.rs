@@ -67,6 +67,7 @@ fn linux(
     settings: &Settings,
 ) -> Result<LinuxContainerConfig, ConfigError> {
     let mut security_context = security::of_container(&order.pod, spec, container, &order.image.user, settings)?;
+    security_context.supplemental_groups.extend(order.volume_groups());
     if let Some(target) = target(order, spec)?
         && let Some(namespaces) = &mut security_context.namespace_options
         && namespaces.pid() == NamespaceMode::Container

@@ -21,6 +21,8 @@ pub struct Identity<'a> {
     pub attempt: u32,
     /// The pod's cgroup; empty leaves it to the runtime.
     pub cgroup_parent: &'a str,
+    /// Supplemental groups because of the pod's volumes.
+    pub volume_groups: &'a [i64],
 }
 
 /// `resolv_conf` is the text of the file that `settings.node.resolv_conf` names.
@@ -30,7 +32,7 @@ pub fn sandbox_config(
     settings: &Settings,
     resolv_conf: &str,
 ) -> Result<PodSandboxConfig, ConfigError> {
-    let Identity { uid, attempt, cgroup_parent } = identity;
+    let Identity { uid, attempt, cgroup_parent, volume_groups } = identity;
     let spec = spec(pod)?;
     let hostname =
         if is_host_network(spec) { String::new() } else { hosts::kernel_hostname(pod, &settings.node.cluster_domain)? };
@@ -48,7 +50,7 @@ pub fn sandbox_config(
         port_mappings: spec.containers.iter().flat_map(port_mappings).collect(),
         labels: labels::of_sandbox(pod, uid),
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
-        linux: Some(linux(spec, cgroup_parent, settings)?),
+        linux: Some(linux(spec, (cgroup_parent, volume_groups), settings)?),
     })
 }
 
@@ -66,11 +68,17 @@ pub fn for_pull(pod: &PodRef) -> PodSandboxConfig {
     }
 }
 
-fn linux(spec: &PodSpec, cgroup_parent: &str, settings: &Settings) -> Result<LinuxPodSandboxConfig, ConfigError> {
+fn linux(
+    spec: &PodSpec,
+    (cgroup_parent, volume_groups): (&str, &[i64]),
+    settings: &Settings,
+) -> Result<LinuxPodSandboxConfig, ConfigError> {
+    let mut security_context = security::of_sandbox(spec)?;
+    security_context.supplemental_groups.extend(volume_groups);
     let sysctls = spec.security_context.iter().flat_map(|context| context.sysctls.iter().flatten());
     Ok(LinuxPodSandboxConfig {
         cgroup_parent: cgroup_parent.to_owned(),
-        security_context: Some(security::of_sandbox(spec)?),
+        security_context: Some(security_context),
         sysctls: sysctls.map(|sysctl| (sysctl.name.clone(), sysctl.value.clone())).collect(),
         overhead: Some(resources::of_overhead(spec, &settings.node)),
         resources: Some(resources::of_sandbox(spec, &settings.node)),
@@ -120,7 +128,8 @@ mod tests {
                     {"name":"b","ports":[{"name":"dns","containerPort":53,"protocol":"UDP"}],"securityContext":{"privileged":true}}]}}"#,
         )
         .unwrap();
-        let identity = Identity { uid: &"u-1".into(), attempt: 3, cgroup_parent: "/kubepods/besteffort/podu-1" };
+        let (uid, cgroup_parent) = (&"u-1".into(), "/kubepods/besteffort/podu-1");
+        let identity = Identity { uid, attempt: 3, cgroup_parent, volume_groups: &[] };
         let config = sandbox_config(&pod, identity, &Settings::for_node("node"), "nameserver 9.9.9.9\n").unwrap();
         insta::assert_debug_snapshot!(config, @r#"
         PodSandboxConfig {

@@ -81,6 +81,7 @@ pub fn plan(record: PodState<'_>, facts: &PodFacts, context: SyncContext<'_>, no
                     pod: record.pod.clone(),
                     attempt,
                     cgroup_parent: cgroup_parent(&record, context),
+                    volume_groups: record.volume_groups(),
                 };
                 plan.step(PodSubject::Pod, PodOp::RunSandbox(order), why.to_string());
             }
@@ -418,18 +419,37 @@ fn next_volume_step(
     (VolumeOp::SetUp { pod, uid, volume: name, claimed }, "the volume may be missing")
 }
 
-/// Volumes with API content are refreshed periodically, and at once when an object changed.
+/// Volumes with API content are refreshed periodically, and at once when an object changed. Claims are resolved again: a node
+/// may not watch them.
 fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
     // A previous process set them up; this one must set them up once before it can refresh them.
     if !volumes::change_with_time(&record.pod) || !prepare(record, context, plan, now) {
         return;
     }
     let Some(refresh_at) = record.refresh_at else { return };
-    if refresh_at > now.uptime {
+    let is_due = refresh_at <= now.uptime;
+    if !is_due {
         plan.wake_by(refresh_at);
-    } else if !record.flights.contains(&PodSubject::Volumes) {
+    } else if volumes::have_files(&record.pod) && !record.flights.contains(&PodSubject::Volumes) {
         let op = VolumeOp::Refresh { pod: record.pod.clone(), uid: record.id.uid.clone() };
         plan.step(PodSubject::Volumes, op, "what its volumes are made of may have changed");
+    }
+    for (name, volume) in &record.volumes {
+        let Some(source) = &volume.claimed else { continue };
+        let subject = PodSubject::Volume(name.clone());
+        if record.is_busy(&subject, now) {
+            continue;
+        }
+        let (pod, uid, volume_name) = (record.pod.clone(), record.id.uid.clone(), name.clone());
+        if volume.is_expansion_due() {
+            let op = VolumeOp::Expand { pod, uid, volume: volume_name, source: source.clone() };
+            plan.step(subject, op, "the persistent volume has grown");
+        } else if volume.is_republish_due {
+            let op = VolumeOp::SetUp { pod, uid, volume: volume_name, claimed: Some(source.clone()) };
+            plan.step(subject, op, "its driver wants it to be published again");
+        } else if is_due {
+            plan.step(subject, VolumeOp::Resolve { pod, volume: volume_name }, "what it stands for may have changed");
+        }
     }
 }
 

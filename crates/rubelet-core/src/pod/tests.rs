@@ -36,7 +36,9 @@ use crate::{
     time::{Now, Uptime},
     volumes::{
         claims::{PersistentKind, PersistentSource},
+        csi::{AccessMode, CsiVolume, DriverRules},
         devices::Devices,
+        expansion::ClaimedSize,
     },
 };
 
@@ -172,6 +174,7 @@ fn show_op(op: &Op) -> String {
         Op::Pod(PodOp::RemoveCgroup(place)) => format!("remove cgroup {}", place.cgroup_paths.join(" or ")),
         Op::Pod(PodOp::MakeDirs { .. }) => "make directories".to_owned(),
         Op::Volume(VolumeOp::Resolve { volume, .. }) => format!("resolve claim {volume}"),
+        Op::Volume(VolumeOp::Expand { volume, .. }) => format!("expand volume {volume}"),
         Op::Volume(VolumeOp::SetUp { volume, .. }) => format!("set up volume {volume}"),
         Op::Volume(VolumeOp::Refresh { .. }) => "refresh volumes".to_owned(),
         Op::Volume(VolumeOp::TearDown(_)) => "tear down volumes".to_owned(),
@@ -284,9 +287,50 @@ fn claim_is_resolved_before_its_volume_is_set_up() {
         Some(PersistentVolumeClaimVolumeSource::default());
     assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
     let kind = PersistentKind::Local { path: "/disk".into() };
-    let source = PersistentSource { name: "pv".to_owned(), read_only: false, is_exclusive: false, kind };
+    let name = "pv".to_owned();
+    let source = PersistentSource { name, read_only: false, is_exclusive: false, kind, size: None, group: None };
     record.volumes.entry("v".to_owned()).or_default().claimed = Some(Arc::new(source));
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v");
+}
+
+#[test]
+fn claimed_volume_is_resolved_again_then_published_again_or_expanded() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
+    with_volumes(&mut record, &["v"]);
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    spec.volumes.as_mut().expect("volumes")[0].persistent_volume_claim =
+        Some(PersistentVolumeClaimVolumeSource::default());
+    let driver = serde_json::json!({"metadata": {}, "spec": {"requiresRepublish": true, "attachRequired": false}});
+    let driver = serde_json::from_value(driver).unwrap();
+    let csi = serde_json::from_value(serde_json::json!({"driver": "d", "volumeHandle": "h"})).unwrap();
+    let volume = CsiVolume::persistent(&csi, AccessMode::ReadWriteOnce, DriverRules::of(Some(&driver)));
+    let claim =
+        serde_json::json!({"metadata": {"name": "c", "namespace": "n"}, "status": {"capacity": {"storage": "1Gi"}}});
+    let claim = serde_json::from_value(claim).unwrap();
+    let source = |size: &str| {
+        Arc::new(PersistentSource {
+            name: "pv".to_owned(),
+            read_only: false,
+            is_exclusive: false,
+            kind: PersistentKind::Csi(volume.clone()),
+            size: ClaimedSize::of(&claim, size),
+            group: None,
+        })
+    };
+    let known = |record: &mut PodRecord, resolved: &str| {
+        let known = record.volumes.entry("v".to_owned()).or_default();
+        known.is_set_up = true;
+        known.resolved(&source(resolved));
+    };
+    record.volumes.entry("v".to_owned()).or_default().claimed = Some(source("1Gi"));
+    record.volumes.entry("v".to_owned()).or_default().is_set_up = true;
+    record.refresh_at = Some(now().uptime);
+    assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
+    record.refresh_at = Some(now().uptime + Duration::from_secs(1));
+    known(&mut record, "1Gi");
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v");
+    known(&mut record, "2Gi");
+    assert_eq!(show(&sync_plan(&record, &facts)), "expand volume v");
 }
 
 /// Every container mounts these volumes.

@@ -17,6 +17,7 @@ use crate::{
     volumes::{
         HostPathType,
         csi::{self, AccessMode, CsiLifecycle, CsiVolume, DriverRules},
+        expansion::ClaimedSize,
         host_path_type,
     },
 };
@@ -25,6 +26,7 @@ use crate::{
 const LOCAL_PLUGIN: &str = "kubernetes.io~local-volume";
 /// The directory name of the CSI plugin.
 pub const CSI_PLUGIN: &str = "kubernetes.io~csi";
+const GROUP_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
 /// Beats `spec.mountOptions`.
 const MOUNT_OPTIONS_ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
 const PROTECTION_FINALIZER: &str = "kubernetes.io/pvc-protection";
@@ -88,9 +90,14 @@ pub struct PersistentSource {
     /// One pod at a time may use it: `ReadWriteOncePod` is its only access mode.
     pub is_exclusive: bool,
     pub kind: PersistentKind,
+    /// Its size and its claim's. `None` for volumes without a claim.
+    pub size: Option<ClaimedSize>,
+    /// A group of which the pod's processes are members, from an annotation of the persistent volume.
+    pub group: Option<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "one per claimed volume, behind an Arc")]
 pub enum PersistentKind {
     HostPath {
         path: PathBuf,
@@ -152,13 +159,34 @@ impl PersistentSource {
         } else {
             return Err(format!("the kind of PV {name} is not supported yet"));
         };
-        Ok(PersistentSource { name, read_only: claim_ref.read_only, is_exclusive, kind })
+        let capacity = spec.capacity.as_ref().and_then(|capacity| capacity.get("storage"));
+        let size = capacity.and_then(|capacity| ClaimedSize::of(claim, &capacity.0));
+        let annotations = volume.metadata.annotations.as_ref();
+        let group = annotations.and_then(|annotations| annotations.get(GROUP_ANNOTATION)?.parse().ok());
+        Ok(PersistentSource { name, read_only: claim_ref.read_only, is_exclusive, kind, size, group })
     }
 
     /// An inline volume of a CSI driver.
     pub fn inline(name: &str, volume: CsiVolume) -> Self {
         let (name, read_only) = (name.to_owned(), volume.read_only);
-        PersistentSource { name, read_only, is_exclusive: false, kind: PersistentKind::Csi(volume) }
+        PersistentSource {
+            name,
+            read_only,
+            is_exclusive: false,
+            kind: PersistentKind::Csi(volume),
+            size: None,
+            group: None,
+        }
+    }
+
+    /// It is published again from time to time.
+    pub fn is_republished(&self) -> bool {
+        matches!(&self.kind, PersistentKind::Csi(volume) if volume.rules.republish)
+    }
+
+    /// The node may have to make its file system larger.
+    pub fn is_expandable(&self) -> bool {
+        matches!(&self.kind, PersistentKind::Csi(volume) if volume.lifecycle == CsiLifecycle::Persistent)
     }
 
     /// The node must wait until the attach/detach controller has attached it.

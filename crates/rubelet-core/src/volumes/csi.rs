@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::{
-    core::v1::{CSIPersistentVolumeSource, CSIVolumeSource, SecretReference},
+    core::v1::{CSIPersistentVolumeSource, CSIVolumeSource, Pod, SecretReference},
     storage::v1::CSIDriver,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::volumes::files::TokenKey;
 
 /// The API's names for the lifecycles of a volume.
 const PERSISTENT: &str = "Persistent";
@@ -29,6 +31,7 @@ pub struct CsiVolume {
     pub mount_options: Vec<String>,
     pub stage_secret: Option<SecretName>,
     pub publish_secret: Option<SecretName>,
+    pub expand_secret: Option<SecretName>,
     pub rules: DriverRules,
 }
 
@@ -84,13 +87,26 @@ impl SecretName {
 }
 
 /// What the driver's CSIDriver object says, or upstream assumes without one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverRules {
     /// The attach/detach controller attaches its volumes before they are used.
     pub attach: bool,
     /// It is told of the pod a volume is published for.
     pub pod_info: bool,
     pub fs_group: FsGroupPolicy,
+    /// Its volumes are published again periodically.
+    pub republish: bool,
+    /// Tokens of the pod's service account that it is given.
+    pub tokens: Vec<TokenRequest>,
+    /// They are given as a secret.
+    pub tokens_are_secret: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenRequest {
+    /// Empty: the API server itself.
+    pub audience: String,
+    pub expiration_secs: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,8 +120,20 @@ impl DriverRules {
     /// Without an object a driver's volumes have to be attached.
     pub fn of(object: Option<&CSIDriver>) -> DriverRules {
         let Some(CSIDriver { spec, .. }) = object else {
-            return DriverRules { attach: true, pod_info: false, fs_group: FsGroupPolicy::ReadWriteOnceWithFsType };
+            return DriverRules {
+                attach: true,
+                pod_info: false,
+                fs_group: FsGroupPolicy::ReadWriteOnceWithFsType,
+                republish: false,
+                tokens: Vec::new(),
+                tokens_are_secret: false,
+            };
         };
+        let requests = spec.token_requests.iter().flatten();
+        let tokens = requests.map(|request| TokenRequest {
+            audience: request.audience.clone(),
+            expiration_secs: request.expiration_seconds,
+        });
         DriverRules {
             attach: spec.attach_required.unwrap_or(true),
             pod_info: spec.pod_info_on_mount.unwrap_or(false),
@@ -114,6 +142,9 @@ impl DriverRules {
                 Some("None") => FsGroupPolicy::None,
                 Some(_) | None => FsGroupPolicy::ReadWriteOnceWithFsType,
             },
+            republish: spec.requires_republish.unwrap_or(false),
+            tokens: tokens.collect(),
+            tokens_are_secret: spec.service_account_token_in_secrets.unwrap_or(false),
         }
     }
 }
@@ -148,6 +179,7 @@ impl CsiVolume {
             mount_options: Vec::new(),
             stage_secret: SecretName::of(source.node_stage_secret_ref.as_ref()),
             publish_secret: SecretName::of(source.node_publish_secret_ref.as_ref()),
+            expand_secret: SecretName::of(source.node_expand_secret_ref.as_ref()),
             rules,
         }
     }
@@ -166,9 +198,17 @@ impl CsiVolume {
             stage_secret: None,
             publish_secret: secret
                 .map(|secret| SecretName { namespace: namespace.to_owned(), name: secret.name.clone() }),
+            expand_secret: None,
             // Inline volumes are never attached.
             rules: DriverRules { attach: false, ..rules },
         }
+    }
+
+    /// The tokens that the driver is given for a pod, each with its audience as the driver knows it.
+    pub fn tokens(&self, pod: &Pod) -> Vec<(&str, TokenKey)> {
+        let requests = self.rules.tokens.iter();
+        let key = |request: &TokenRequest| TokenKey::of(pod, Some(&request.audience), request.expiration_secs);
+        requests.map(|request| (request.audience.as_str(), key(request))).collect()
     }
 
     /// The pod's fsGroup is applied by changing the owner of files. `delegated`: the driver mounts it with the group itself.

@@ -327,7 +327,8 @@ mod tests {
         let source = serde_json::from_value(source).unwrap();
         let volume = CsiVolume::persistent(&source, AccessMode::ReadWriteOnce, DriverRules::of(None));
         let kind = PersistentKind::Csi(volume);
-        Arc::new(PersistentSource { name: format!("pv-{handle}"), read_only: false, is_exclusive: false, kind })
+        let name = format!("pv-{handle}");
+        Arc::new(PersistentSource { name, read_only: false, is_exclusive: false, kind, size: None, group: None })
     }
 
     fn device(handle: &str) -> Device {

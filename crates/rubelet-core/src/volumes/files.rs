@@ -5,9 +5,8 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
-use k8s_openapi::api::core::v1::{
-    Container, DownwardAPIVolumeFile, KeyToPath, Pod, PodSpec, ServiceAccountTokenProjection, Volume, VolumeProjection,
-};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, DownwardAPIVolumeFile, KeyToPath, Pod, PodSpec, Volume, VolumeProjection};
 
 use crate::{
     container::{ConfigError, find},
@@ -99,11 +98,24 @@ pub struct TokenKey {
     pub expiration_secs: i64,
 }
 
+/// A service account token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    pub token: String,
+    pub expires_at: Timestamp,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("expires_at", &self.expires_at).finish_non_exhaustive()
+    }
+}
+
 #[derive(Clone, Default)]
 pub struct Gathered {
     pub objects: Objects,
     /// A token, or why it is missing.
-    pub tokens: BTreeMap<TokenKey, Result<String, String>>,
+    pub tokens: BTreeMap<TokenKey, Result<Token, String>>,
 }
 
 /// Tokens are secrets: never in a log.
@@ -142,7 +154,7 @@ impl FileVolume {
             (vec![Part::Fields(source.items.clone().unwrap_or_default())], source.default_mode)
         } else {
             let source = volume.projected.as_ref()?;
-            let parts = source.sources.iter().flatten().filter_map(|part| projected_part(pod, spec, part));
+            let parts = source.sources.iter().flatten().filter_map(|part| projected_part(pod, part));
             (parts.collect(), source.default_mode)
         };
         Some(FileVolume {
@@ -251,11 +263,11 @@ impl FileVolume {
         &self,
         key: &TokenKey,
         path: &str,
-        tokens: &BTreeMap<TokenKey, Result<String, String>>,
+        tokens: &BTreeMap<TokenKey, Result<Token, String>>,
         made: &mut Content,
     ) -> Result<(), ConfigError> {
         let token = match tokens.get(key) {
-            Some(Ok(token)) => token,
+            Some(Ok(Token { token, .. })) => token,
             Some(Err(problem)) => return Err(ConfigError(problem.clone())),
             None => return Err(ConfigError("the token was not gathered".to_owned())),
         };
@@ -293,7 +305,7 @@ fn object_part(key: ObjectKey, items: Option<&Vec<KeyToPath>>, optional: Option<
     Part::Object { key, items: items.cloned().unwrap_or_default(), presence: optional.into() }
 }
 
-fn projected_part(pod: &Pod, spec: &PodSpec, part: &VolumeProjection) -> Option<Part> {
+fn projected_part(pod: &Pod, part: &VolumeProjection) -> Option<Part> {
     let namespace = namespace_of(pod);
     if let Some(source) = &part.secret {
         return Some(object_part(ObjectKey::secret(namespace, &source.name), source.items.as_ref(), source.optional));
@@ -306,7 +318,10 @@ fn projected_part(pod: &Pod, spec: &PodSpec, part: &VolumeProjection) -> Option<
         return Some(Part::Fields(source.items.clone().unwrap_or_default()));
     }
     if let Some(source) = &part.service_account_token {
-        return Some(Part::Token { key: token_key(pod, spec, source), path: source.path.clone() });
+        return Some(Part::Token {
+            key: TokenKey::of(pod, source.audience.as_deref(), source.expiration_seconds),
+            path: source.path.clone(),
+        });
     }
     if part.cluster_trust_bundle.is_some() {
         return Some(Part::Unsupported("clusterTrustBundle"));
@@ -314,15 +329,18 @@ fn projected_part(pod: &Pod, spec: &PodSpec, part: &VolumeProjection) -> Option<
     part.pod_certificate.is_some().then_some(Part::Unsupported("podCertificate"))
 }
 
-fn token_key(pod: &Pod, spec: &PodSpec, source: &ServiceAccountTokenProjection) -> TokenKey {
-    let account = spec.service_account_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("default");
-    TokenKey {
-        namespace: namespace_of(pod).to_owned(),
-        service_account: account.to_owned(),
-        pod_name: name_of(pod).to_owned(),
-        pod_uid: PodUid::of(pod),
-        audience: source.audience.clone().filter(|audience| !audience.is_empty()),
-        expiration_secs: source.expiration_seconds.unwrap_or(DEFAULT_TOKEN_SECS),
+impl TokenKey {
+    /// A token of the pod's service account. An empty audience is none.
+    pub fn of(pod: &Pod, audience: Option<&str>, expiration_secs: Option<i64>) -> Self {
+        let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
+        TokenKey {
+            namespace: namespace_of(pod).to_owned(),
+            service_account: account.filter(|name| !name.is_empty()).unwrap_or("default").to_owned(),
+            pod_name: name_of(pod).to_owned(),
+            pod_uid: PodUid::of(pod),
+            audience: audience.filter(|audience| !audience.is_empty()).map(str::to_owned),
+            expiration_secs: expiration_secs.unwrap_or(DEFAULT_TOKEN_SECS),
+        }
     }
 }
 

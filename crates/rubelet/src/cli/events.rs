@@ -104,6 +104,9 @@ impl EventFilter {
     fn means(&self, about: &InvolvedObject) -> bool {
         match about {
             InvolvedObject::Pod(pod) | InvolvedObject::Container { pod, .. } => self.means_pod(pod),
+            InvolvedObject::Claim { namespace, .. } => {
+                self.pod.is_none() && self.namespace.as_ref().is_none_or(|wanted| wanted == namespace)
+            }
             InvolvedObject::Node => self.pod.is_none() && self.namespace.is_none(),
             // The pod a broken manifest would have made has no name yet; its file's name is the best guess.
             InvolvedObject::Manifest(path) => {

@@ -68,7 +68,10 @@ fn or_refused_manifest(error: NotFound, typed: &str, events: &[LoggedEvent]) -> 
         InvolvedObject::Manifest(path) => {
             path.rsplit('/').next().is_some_and(|file| file.contains(typed)).then_some((path, event))
         }
-        InvolvedObject::Node | InvolvedObject::Pod(_) | InvolvedObject::Container { .. } => None,
+        InvolvedObject::Node
+        | InvolvedObject::Pod(_)
+        | InvolvedObject::Container { .. }
+        | InvolvedObject::Claim { .. } => None,
     });
     match refused {
         None => error.into(),
@@ -245,7 +248,7 @@ impl Story<'_> {
     fn last_events(&self) -> String {
         let about_it = |event: &&LoggedEvent| match &event.record.about {
             InvolvedObject::Pod(pod) | InvolvedObject::Container { pod, .. } => pod.uid == self.explanation.uid,
-            InvolvedObject::Node | InvolvedObject::Manifest(_) => false,
+            InvolvedObject::Node | InvolvedObject::Claim { .. } | InvolvedObject::Manifest(_) => false,
         };
         let of_pod: Vec<_> = self.events.iter().filter(about_it).cloned().collect();
         let last = &of_pod[of_pod.len().saturating_sub(EVENTS_SHOWN)..];

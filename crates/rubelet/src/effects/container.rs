@@ -54,7 +54,7 @@ pub async fn start_container(world: &World, order: &StartContainer, recalled: &R
     let sub_paths = container::sub_paths(order, &sources, &world.settings).map_err(rejected)?;
     let resolv_conf = read_resolv_conf(world).await?;
     let (uid, attempt, cgroup_parent) = (&order.uid, order.sandbox_attempt, order.cgroup_parent.as_str());
-    let identity = container::Identity { uid, attempt, cgroup_parent };
+    let identity = container::Identity { uid, attempt, cgroup_parent, volume_groups: &order.volume_groups() };
     let sandbox = container::sandbox_config(&order.pod, identity, &world.settings, &resolv_conf).map_err(rejected)?;
     make_files(world, order, spec, &sandbox).await?;
     for part in &sub_paths {

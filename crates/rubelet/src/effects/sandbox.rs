@@ -23,7 +23,8 @@ const LOG_DIR_MODE: u32 = 0o755;
 /// Repeating it fails in the runtime: the sandbox's name includes the attempt.
 pub async fn run_sandbox(world: &World, order: &RunSandbox, recalled: &Recalled) -> Result<Facts, EffectError> {
     let resolv_conf = read_resolv_conf(world).await?;
-    let identity = container::Identity { uid: &order.uid, attempt: order.attempt, cgroup_parent: &order.cgroup_parent };
+    let RunSandbox { uid, attempt, cgroup_parent, volume_groups, .. } = order;
+    let identity = container::Identity { uid, attempt: *attempt, cgroup_parent, volume_groups };
     let config = container::sandbox_config(&order.pod, identity, &world.settings, &resolv_conf)
         .map_err(|error| EffectError { kind: ErrorKind::Retry, message: error.0 })?;
     let log_directory = Path::new(&config.log_directory);

@@ -28,7 +28,7 @@ use super::failure;
 use crate::world::World;
 
 /// A request within an effect, which has its own deadline.
-const TIMEOUT: Duration = Duration::from_secs(25);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(25);
 
 pub async fn patch_status(world: &World, pod: &PodRef, patch: &Value) -> Result<Facts, EffectError> {
     let path = path_of(pod).sub("status");

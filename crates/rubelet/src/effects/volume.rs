@@ -28,6 +28,7 @@ pub use self::devices::list_devices;
 mod claim;
 mod csi;
 mod devices;
+mod expansion;
 mod files;
 mod persistent;
 
@@ -45,6 +46,7 @@ pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, Effec
         VolumeOp::SetUp { pod, uid, volume, claimed } => {
             set_up_volume(world, pod, uid, volume, claimed.as_deref()).await
         }
+        VolumeOp::Expand { uid, source, .. } => expansion::expand(world, uid, source).await,
         VolumeOp::Refresh { pod, uid } => refresh_volumes(world, pod, uid).await,
         VolumeOp::TearDown(place) => {
             let removal = tear_down_volumes(world, &place.pod);

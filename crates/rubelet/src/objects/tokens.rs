@@ -9,7 +9,10 @@ use std::{
 };
 
 use jiff::{SignedDuration, Timestamp};
-use rubelet_core::{fnv::fnv32a, volumes::files::TokenKey};
+use rubelet_core::{
+    fnv::fnv32a,
+    volumes::files::{Token, TokenKey},
+};
 use rubelet_kube::{
     calls, error_chain,
     port::{ApiError, ApiServer, Lane, ObjectPath},
@@ -27,18 +30,17 @@ const JITTER_SECS: u32 = 10;
 
 /// The tokens that pods need; `None` until they are requested.
 #[derive(Default)]
-pub(super) struct TokenCache(Mutex<BTreeMap<TokenKey, Option<Token>>>);
+pub(super) struct TokenCache(Mutex<BTreeMap<TokenKey, Option<CachedToken>>>);
 
 #[derive(Clone)]
-struct Token {
-    token: String,
-    expires_at: Timestamp,
+struct CachedToken {
+    token: Token,
     lifetime: SignedDuration,
 }
 
 impl TokenCache {
     /// From the cache while it is fresh; a stale one is used if no newer one can be requested.
-    pub(super) async fn token(&self, api: &dyn ApiServer, key: &TokenKey, clock: &Clock) -> Result<String, String> {
+    pub(super) async fn token(&self, api: &dyn ApiServer, key: &TokenKey, clock: &Clock) -> Result<Token, String> {
         let Some(known) = locked(&self.0).get(key).cloned() else {
             let TokenKey { namespace, service_account, pod_name, .. } = key;
             return Err(format!("token of {namespace}/{service_account} for pod {pod_name} not registered"));
@@ -55,7 +57,7 @@ impl TokenCache {
                 }
                 Ok(token)
             }
-            (Err(error), Some(known)) if known.expires_at > clock.now().wall => {
+            (Err(error), Some(known)) if known.token.expires_at > clock.now().wall => {
                 let pod = format!("{}/{}", key.namespace, key.pod_name);
                 tracing::warn!(
                     pod,
@@ -79,10 +81,10 @@ impl TokenCache {
     }
 }
 
-impl Token {
+impl CachedToken {
     /// In the last fifth of its validity, or a day old.
     fn is_old(&self, jitter: SignedDuration, now: Timestamp) -> bool {
-        let left = self.expires_at.duration_since(now);
+        let left = self.token.expires_at.duration_since(now);
         let age = self.lifetime.saturating_sub(left);
         age > MAX_AGE.saturating_sub(jitter)
             || left < self.lifetime.checked_div(5).unwrap_or_default().saturating_add(jitter)
@@ -113,12 +115,13 @@ struct TokenResponseStatus {
     expiration_timestamp: Timestamp,
 }
 
-async fn request(api: &dyn ApiServer, key: &TokenKey) -> Result<Token, ApiError> {
+async fn request(api: &dyn ApiServer, key: &TokenKey) -> Result<CachedToken, ApiError> {
     let path = ObjectPath::all("v1", "serviceaccounts").within(&key.namespace).named(&key.service_account).sub("token");
     let response: TokenResponse = calls::create(api, Lane::Ordinary, path, &body(key), CALL_TIMEOUT).await?;
     // The server may grant another lifetime than requested.
     let lifetime = SignedDuration::from_secs(response.spec.expiration_seconds.unwrap_or(key.expiration_secs));
-    Ok(Token { token: response.status.token, expires_at: response.status.expiration_timestamp, lifetime })
+    let token = Token { token: response.status.token, expires_at: response.status.expiration_timestamp };
+    Ok(CachedToken { token, lifetime })
 }
 
 fn body(key: &TokenKey) -> Value {
@@ -162,7 +165,8 @@ mod tests {
             let tokens = TokenCache::default();
             tokens.update_needs(&BTreeSet::new(), &BTreeSet::from([key.clone()]));
             for _ in 0..2 {
-                assert_eq!(tokens.token(&*api, &key, &clock).await.as_deref(), Ok("t"), "{lifetime} {end}");
+                let token = tokens.token(&*api, &key, &clock).await.map(|token| token.token);
+                assert_eq!(token.as_deref(), Ok("t"), "{lifetime} {end}");
             }
         }
     }
@@ -172,7 +176,8 @@ mod tests {
         let issued_at: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let old_after = |lifetime_secs: i64, jitter_secs: i64| {
             let lifetime = SignedDuration::from_secs(lifetime_secs);
-            let token = Token { token: String::new(), expires_at: issued_at + lifetime, lifetime };
+            let token = Token { token: String::new(), expires_at: issued_at + lifetime };
+            let token = CachedToken { token, lifetime };
             let is_old = |secs: &i64| {
                 token.is_old(SignedDuration::from_secs(jitter_secs), issued_at + SignedDuration::from_secs(*secs))
             };

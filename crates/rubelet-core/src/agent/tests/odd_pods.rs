@@ -24,7 +24,10 @@ use crate::{
     probes::ProbeOutcome,
     settings::{Allocatable, SwapController},
     test_support::{ago, object_of, ready_sandbox},
-    volumes::{self, VolumeSource, files::Gathered},
+    volumes::{
+        self, VolumeSource,
+        files::{Gathered, Token},
+    },
 };
 
 const RICH: &str = include_str!("../../../testdata/rich_pod.json");
@@ -316,8 +319,8 @@ impl Odd {
             message: error.0,
         };
         match op {
-            Op::Pod(PodOp::RunSandbox(RunSandbox { uid, pod, attempt, cgroup_parent })) => {
-                let identity = Identity { uid, attempt: *attempt, cgroup_parent };
+            Op::Pod(PodOp::RunSandbox(RunSandbox { uid, pod, attempt, cgroup_parent, .. })) => {
+                let identity = Identity { uid, attempt: *attempt, cgroup_parent, volume_groups: &[] };
                 sandbox_config(pod, identity, &self.settings, RESOLV_CONF).map_err(reject)?;
                 self.assert_published(uid, pod.spec.as_ref().and_then(ObjectKey::runtime_class).iter());
             }
@@ -363,7 +366,8 @@ impl Odd {
             volumes::nested_mount_points(pod.spec.as_ref().unwrap(), &to_mount.name);
             if let VolumeSource::Files(volume) = to_mount.source {
                 let needs = volume.needs();
-                let tokens = needs.tokens.into_iter().map(|key| (key, Ok("token".to_owned()))).collect();
+                let token = Token { token: "token".to_owned(), expires_at: jiff::Timestamp::UNIX_EPOCH };
+                let tokens = needs.tokens.into_iter().map(|key| (key, Ok(token.clone()))).collect();
                 let gathered = Gathered { objects: self.found(uid, needs.objects), tokens };
                 volume.files(pod, uid, &gathered, self.settings.node.allocatable)?;
             }
@@ -507,7 +511,9 @@ fn subject(op: &Op) -> Option<PodUid> {
         Op::Pod(PodOp::RemoveCgroup(place) | PodOp::RemoveDir(place) | PodOp::RemoveLogDir(place))
         | Op::Volume(VolumeOp::TearDown(place)) => place.pod.uid.clone(),
         Op::Volume(VolumeOp::Resolve { pod, .. }) => PodUid::of(pod),
-        Op::Volume(VolumeOp::SetUp { uid, .. } | VolumeOp::Refresh { uid, .. }) => uid.clone(),
+        Op::Volume(VolumeOp::SetUp { uid, .. } | VolumeOp::Expand { uid, .. } | VolumeOp::Refresh { uid, .. }) => {
+            uid.clone()
+        }
         Op::Pod(PodOp::RunSandbox(order)) => order.uid.clone(),
         Op::Container(ContainerOp::Start(order)) => order.uid.clone(),
         Op::Api(ApiOp::CreateMirrorPod { pod }) => PodUid::of(pod),

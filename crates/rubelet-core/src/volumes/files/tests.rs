@@ -34,7 +34,10 @@ fn gathered(volume: &FileVolume) -> Gathered {
     let tokens = needs.tokens.into_iter().map(|key| {
         let token = match key.audience.as_deref() {
             Some("nobody") => Err("failed to fetch token: denied".to_owned()),
-            audience => Ok(format!("token for {audience:?}, {} s", key.expiration_secs)),
+            audience => Ok(Token {
+                token: format!("token for {audience:?}, {} s", key.expiration_secs),
+                expires_at: Timestamp::UNIX_EPOCH,
+            }),
         };
         (key, token)
     });

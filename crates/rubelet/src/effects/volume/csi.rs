@@ -17,11 +17,13 @@ use k8s_openapi::api::{
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     id::{PodUid, namespace_of},
+    needs::Needs,
     volumes::{
         self,
         claims::{CSI_PLUGIN, PersistentSource},
         csi::{AccessMode, CsiLifecycle, CsiVolume, SecretName},
         devices::Device,
+        files::Token,
     },
 };
 use rubelet_csi::{
@@ -31,6 +33,7 @@ use rubelet_csi::{
 use rubelet_host::port::FileKind;
 use rubelet_kube::port::ObjectPath;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::{files::Owner, persistent};
@@ -44,8 +47,9 @@ const FILE_MODE: u32 = 0o600;
 /// `vol_data.json` beside the mount, with upstream's fields.
 const DATA_FILE: &str = "vol_data.json";
 const DATA_MAX_BYTES: u64 = 64 * 1024;
-const STAGING: &str = "globalmount";
+pub(super) const STAGING: &str = "globalmount";
 const MOUNT: &str = "mount";
+const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
 /// What `vol_data.json` says. Upstream reads and writes the same fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,7 +146,17 @@ pub(super) async fn publish(
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
     let publish_context = publish_context(world, source, volume).await?;
-    let secrets = secrets(world, volume.publish_secret.as_ref()).await?;
+    let mut secrets = secrets(world, volume.publish_secret.as_ref()).await?;
+    let mut volume_context = volume_context(owner, volume);
+    if let Some(tokens) = tokens(world, owner, volume).await? {
+        let name = TOKENS_KEY.to_owned();
+        if volume.rules.tokens_are_secret {
+            secrets.insert(name, tokens);
+        } else {
+            volume_context.insert(name, tokens);
+        }
+    }
+    let was_published = is_mounted(world, &target_path).await?;
     let made = world.host.make_dir_beneath(&world.paths.pods_dir(), &dir, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &dir, &error))?;
     let node = &world.settings.node_name;
@@ -167,11 +181,12 @@ pub(super) async fn publish(
         access: access(volume, &capabilities, delegated.map(i64::from)),
         read_only: source.read_only || volume.read_only,
         publish_context,
-        volume_context: volume_context(owner, volume),
+        volume_context,
         secrets,
     };
     if let Err(error) = client.publish(request).await {
-        if !error.is_uncertain() {
+        // What containers may be using stays.
+        if !error.is_uncertain() && !was_published {
             remove_dir(world, &dir, MOUNT).await?;
         }
         return Err(called("mounter.SetUpAt failed", &error));
@@ -216,9 +231,7 @@ async fn unpublish(world: &World, dir: &Path) -> Result<(), EffectError> {
 /// Removes an unmounted mount point, the data file, and their directory.
 async fn remove_dir(world: &World, dir: &Path, mount: &str) -> Result<(), EffectError> {
     let point = dir.join(mount);
-    let mounts = world.host.mounts_below(&point).await;
-    let mounts = mounts.map_err(|error| failure::io("look for mounts below", &point, &error))?;
-    if !mounts.is_empty() {
+    if is_mounted(world, &point).await? {
         let message = format!("kubernetes.io/csi: {} is still mounted", point.display());
         return Err(EffectError { kind: ErrorKind::Retry, message });
     }
@@ -229,14 +242,42 @@ async fn remove_dir(world: &World, dir: &Path, mount: &str) -> Result<(), Effect
     Ok(())
 }
 
-fn client(world: &World, driver: &str) -> Result<Client, EffectError> {
+/// At the path or below it.
+async fn is_mounted(world: &World, path: &Path) -> Result<bool, EffectError> {
+    let mounts = world.host.mounts_below(path).await;
+    mounts.map(|mounts| !mounts.is_empty()).map_err(|error| failure::io("look for mounts below", path, &error))
+}
+
+/// Tokens of the pod's service account by audience, as JSON; `None` if the driver wants none.
+async fn tokens(world: &World, owner: &Owner<'_>, volume: &CsiVolume) -> Result<Option<String>, EffectError> {
+    let wanted = volume.tokens(owner.pod);
+    if wanted.is_empty() {
+        return Ok(None);
+    }
+    let failed = |why: String| EffectError {
+        kind: ErrorKind::Retry,
+        message: format!("kubernetes.io/csi: mounter.SetUpAt failed to get service accoount token attributes: {why}"),
+    };
+    let cluster = world.cluster.as_ref().ok_or_else(|| failed("there is no API server".to_owned()))?;
+    let needs = Needs { tokens: wanted.iter().map(|(_, key)| key.clone()).collect(), ..Needs::default() };
+    let mut gathered = cluster.objects.gather_for_volume(owner.uid, needs).await;
+    let mut by_audience = BTreeMap::new();
+    for (audience, key) in wanted {
+        let token = gathered.tokens.remove(&key).unwrap_or_else(|| Err("the token was not gathered".to_owned()));
+        let Token { token, expires_at } = token.map_err(failed)?;
+        by_audience.insert(audience, json!({"token": token, "expirationTimestamp": expires_at}));
+    }
+    Ok(Some(json!(by_audience).to_string()))
+}
+
+pub(super) fn client(world: &World, driver: &str) -> Result<Client, EffectError> {
     world.csi.client(driver).map_err(|error| EffectError {
         kind: ErrorKind::MissingObject,
         message: format!("kubernetes.io/csi: failed to get CSI client: {error}"),
     })
 }
 
-async fn capabilities(client: &Client) -> Result<NodeCapabilities, EffectError> {
+pub(super) async fn capabilities(client: &Client) -> Result<NodeCapabilities, EffectError> {
     client.capabilities().await.map_err(|error| called("failed to get the driver's capabilities", &error))
 }
 
@@ -244,7 +285,11 @@ fn called(what: &str, error: &CsiError) -> EffectError {
     EffectError { kind: ErrorKind::Retry, message: format!("kubernetes.io/csi: {what}: {error}") }
 }
 
-fn access(volume: &CsiVolume, capabilities: &NodeCapabilities, volume_mount_group: Option<i64>) -> VolumeAccess {
+pub(super) fn access(
+    volume: &CsiVolume,
+    capabilities: &NodeCapabilities,
+    volume_mount_group: Option<i64>,
+) -> VolumeAccess {
     let single = capabilities.single_node_multi_writer;
     let mode = match volume.access_mode {
         AccessMode::ReadWriteOnce if single => CsiAccessMode::SingleNodeMultiWriter,
@@ -310,7 +355,7 @@ async fn publish_context(
     Ok(attached.attachment_metadata.unwrap_or_default())
 }
 
-async fn secrets(world: &World, name: Option<&SecretName>) -> Result<Secrets, EffectError> {
+pub(super) async fn secrets(world: &World, name: Option<&SecretName>) -> Result<Secrets, EffectError> {
     let Some(SecretName { namespace, name }) = name else { return Ok(Secrets::default()) };
     let path = ObjectPath::all("v1", "secrets").within(&**namespace).named(&**name);
     let failed = |error: &dyn std::fmt::Display| EffectError {

@@ -93,6 +93,8 @@ mod tests {
             name: "pv".to_owned(),
             read_only: false,
             is_exclusive: false,
+            size: None,
+            group: None,
             kind: PersistentKind::Local { path },
         }
     }

@@ -355,9 +355,9 @@ impl World {
             Op::Node(op) => Ok(self.node_op(op, now.uptime)),
             Op::Pod(op) => self.pod_op(op, now),
             Op::Container(op) => self.container_op(op, now),
-            Op::Volume(VolumeOp::Resolve { .. } | VolumeOp::Stage { .. } | VolumeOp::Unstage { .. }) => {
-                Ok(Facts::Nothing)
-            }
+            Op::Volume(
+                VolumeOp::Resolve { .. } | VolumeOp::Stage { .. } | VolumeOp::Unstage { .. } | VolumeOp::Expand { .. },
+            ) => Ok(Facts::Nothing),
             Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }) => {
                 (self.disk.dir, self.disk.volumes) = (true, true);
                 Ok(Facts::Nothing)

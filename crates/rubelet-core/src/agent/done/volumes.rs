@@ -1,0 +1,73 @@
+//! Results about volumes that a pod has already.
+//!
+//! Owns: what the end of a refresh, of another publication and of an expansion means. None of them delays the pod.
+
+use super::events::failed_mount;
+use crate::{
+    effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
+    event_reasons,
+    op::VolumeOp,
+    pod::PodRecord,
+    volumes::{
+        claims::PersistentSource,
+        expansion::{ClaimedSize, Expanded},
+    },
+};
+
+/// `None`: the volume is not set up yet, or the operation is tried again after a back-off.
+pub(super) fn renewal_ended(
+    record: &mut PodRecord,
+    op: &VolumeOp,
+    result: &Result<Facts, EffectError>,
+) -> Option<Vec<EventRecord>> {
+    let is_set_up = |record: &PodRecord, volume: &str| record.volumes.get(volume).is_some_and(|known| known.is_set_up);
+    let failed = |record: &PodRecord| result.as_ref().err().map(|error| failed_mount(record, error));
+    match op {
+        // It is repeated when it is due.
+        VolumeOp::Refresh { .. } => Some(failed(record).into_iter().collect()),
+        VolumeOp::SetUp { volume, .. } if is_set_up(record, volume) => {
+            record.volumes.entry(volume.clone()).or_default().is_republish_due = false;
+            Some(failed(record).into_iter().collect())
+        }
+        VolumeOp::Resolve { volume, .. } if result.is_err() && is_set_up(record, volume) => Some(Vec::new()),
+        VolumeOp::Expand { volume, source, .. } => match result {
+            Ok(Facts::Expanded(expanded)) => Some(expansion_ended(record, volume, source, expanded)),
+            Ok(_) | Err(_) => None,
+        },
+        VolumeOp::SetUp { .. }
+        | VolumeOp::Resolve { .. }
+        | VolumeOp::Stage { .. }
+        | VolumeOp::Unstage { .. }
+        | VolumeOp::TearDown(_) => None,
+    }
+}
+
+/// Upstream tells of it on the pod and on the claim.
+fn expansion_ended(
+    record: &mut PodRecord,
+    volume: &str,
+    source: &PersistentSource,
+    expanded: &Expanded,
+) -> Vec<EventRecord> {
+    let Some(size) = &source.size else { return Vec::new() };
+    record.volumes.entry(volume.to_owned()).or_default().expanded_bytes = Some(size.volume_bytes);
+    let (severity, reason, message) = match expanded {
+        Expanded::NotNeeded | Expanded::InUse { .. } => return Vec::new(),
+        Expanded::Done => {
+            let node = record.spec().node_name.as_deref().unwrap_or_default();
+            let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} {node}", source.name);
+            (Severity::Normal, event_reasons::FILE_SYSTEM_RESIZE_SUCCESSFUL, message)
+        }
+        Expanded::ReadOnly => {
+            let message = format!(
+                "MountVolume.NodeExpandVolume failed for volume {:?} requested read-only file system",
+                source.name
+            );
+            (Severity::Warning, event_reasons::FILE_SYSTEM_RESIZE_FAILED, message)
+        }
+    };
+    let ClaimedSize { namespace, claim, claim_uid, .. } = size.clone();
+    let claim = InvolvedObject::Claim { namespace, name: claim, uid: claim_uid };
+    let objects = [InvolvedObject::Pod(record.id.clone()), claim];
+    objects.map(|about| EventRecord::new(about, severity, reason, message.clone())).to_vec()
+}

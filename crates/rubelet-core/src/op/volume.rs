@@ -1,0 +1,69 @@
+//! Operations on volumes and devices.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+use super::{Deadline, PodPlace, Properties};
+use crate::{
+    id::{PodRef, PodUid},
+    volumes::{
+        claims::PersistentSource,
+        devices::{Device, DeviceName},
+    },
+};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum VolumeOp {
+    /// Finds the persistent volume that a volume of the pod claims.
+    Resolve { pod: Arc<Pod>, volume: String },
+    /// Stages the device of a volume, for all pods that use it.
+    Stage { source: Arc<PersistentSource> },
+    /// Undoes that after the last of them.
+    Unstage { device: Device },
+    /// Makes one volume of the pod ready for its containers.
+    SetUp {
+        pod: Arc<Pod>,
+        uid: PodUid,
+        volume: String,
+        /// What its claim stands for, if it has one.
+        claimed: Option<Arc<PersistentSource>>,
+    },
+    /// Has the driver make the volume's file system as large as the volume.
+    Expand { pod: Arc<Pod>, uid: PodUid, volume: String, source: Arc<PersistentSource> },
+    /// Refreshes the volumes with API content; leaves the others alone.
+    Refresh { pod: Arc<Pod>, uid: PodUid },
+    /// Unmounts and removes the pod's volumes.
+    TearDown(PodPlace),
+}
+
+impl VolumeOp {
+    pub(super) fn properties(&self) -> Properties {
+        match self {
+            VolumeOp::Resolve { .. } => Properties::look("ResolveClaim").lasting(Deadline::Api).aborted(),
+            VolumeOp::Stage { .. } => Properties::disk("StageDevice").lasting(Deadline::Driver),
+            VolumeOp::Unstage { .. } => Properties::disk("UnstageDevice").lasting(Deadline::Driver),
+            // A driver that was called goes on although nobody waits: the end of the pod's volumes waits for it.
+            VolumeOp::SetUp { claimed: Some(_), .. } => Properties::disk("SetUpVolume").lasting(Deadline::Ownership),
+            VolumeOp::SetUp { claimed: None, .. } => Properties::disk("SetUpVolume").aborted(),
+            VolumeOp::Expand { .. } => Properties::disk("ExpandVolume").lasting(Deadline::Driver),
+            VolumeOp::Refresh { .. } => Properties::disk("RefreshVolumes").aborted().upkeep(),
+            VolumeOp::TearDown(_) => Properties::disk("TearDownVolumes").lasting(Deadline::Driver),
+        }
+    }
+
+    pub(super) fn about(&self) -> String {
+        match self {
+            VolumeOp::Resolve { pod, volume }
+            | VolumeOp::SetUp { pod, volume, .. }
+            | VolumeOp::Expand { pod, volume, .. } => {
+                format!("{}/{volume}", PodRef::of(pod))
+            }
+            VolumeOp::Stage { source } => source.name.clone(),
+            VolumeOp::Unstage { device } => DeviceName::of(device).to_string(),
+            VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
+            VolumeOp::TearDown(place) => place.pod.to_string(),
+        }
+    }
+}
