@@ -11,6 +11,7 @@ use crate::{
     api_requests::ApiRequest,
     effect::EffectId,
     id::{ContainerId, PodUid},
+    images::ImageTarget,
     log_rotation::LogTask,
     node::Routine,
     op::{ContainerOp, Op},
@@ -47,8 +48,7 @@ pub enum PodSubject {
     Container(String),
     /// The removal of one dead container, which blocks nothing of the other attempts.
     Removal(ContainerId),
-    /// The image of the container of this name.
-    Image(String),
+    Image(ImageTarget),
     Probe(ContainerId, ProbeKind),
 }
 
@@ -132,7 +132,12 @@ impl Flights {
 
     /// A container is being started from the image of this ID.
     pub fn uses_image(&self, id: &str) -> bool {
-        let uses = |op: &Op| matches!(op, Op::Container(ContainerOp::Start(order)) if order.image.id == id);
+        let uses = |op: &Op| match op {
+            Op::Container(ContainerOp::Start(order)) => {
+                order.image.id == id || order.image_volumes.values().any(|image| image == id)
+            }
+            _ => false,
+        };
         self.flights.values().any(|flight| uses(&flight.op))
     }
 

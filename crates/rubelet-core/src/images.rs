@@ -9,11 +9,9 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::{Container, PodSpec};
-
 use crate::{
     config::GoDuration,
-    effect::{EffectError, ErrorKind, EventRecord, ImageFacts, InvolvedObject, Reason, Severity},
+    effect::{EffectError, ErrorKind, EventRecord, ImageFacts, Reason, Severity},
     event_reasons,
     id::{PodRef, PodUid},
     op::{ImageOp, Op},
@@ -23,6 +21,9 @@ use crate::{
 };
 
 pub mod keyring;
+mod request;
+
+pub use request::{ImageRequest, ImageTarget, PullPolicy};
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
@@ -33,39 +34,7 @@ const ERROR_SHOWN: Duration = Duration::from_secs(3);
 /// Interval of inspections of an image that may not be pulled, or whose inspection failed.
 const RECHECK: Duration = Duration::from_secs(10);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PullPolicy {
-    Always,
-    IfNotPresent,
-    Never,
-}
-
-/// The image that a container needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageRequest {
-    pub container: String,
-    pub image: String,
-    pub policy: PullPolicy,
-    /// Names of secrets in the pod's namespace.
-    pub pull_secrets: Vec<String>,
-}
-
-impl ImageRequest {
-    pub fn of(spec: &PodSpec, container: &Container) -> Self {
-        let policy = match container.image_pull_policy.as_deref() {
-            Some("Always") => PullPolicy::Always,
-            Some("Never") => PullPolicy::Never,
-            // Manifests and API pods are defaulted; for any other value upstream's fallback.
-            _ => PullPolicy::IfNotPresent,
-        };
-        ImageRequest {
-            container: container.name.clone(),
-            image: container.image.clone().unwrap_or_default(),
-            policy,
-            pull_secrets: spec.image_pull_secrets.iter().flatten().map(|secret| secret.name.clone()).collect(),
-        }
-    }
-}
+type Key = (PodUid, ImageTarget);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImageAvailability<'a> {
@@ -73,11 +42,12 @@ pub enum ImageAvailability<'a> {
     NotReady,
 }
 
-/// The images that containers wait for; one entry from the first request until the start.
+/// The images that containers wait for; one entry from the first request until the start. Entries of image volumes stay until
+/// no container of their pod waits for a start.
 #[derive(Clone, Debug, Default)]
 pub struct Images {
-    requests: BTreeMap<(PodUid, String), Ensure>,
-    queue: VecDeque<(PodUid, String)>,
+    requests: BTreeMap<Key, Ensure>,
+    queue: VecDeque<Key>,
     backoffs: BTreeMap<(PodUid, String), Backoff>,
     tokens: PullRateLimiter,
     /// When the next queued pull may start, if it waits for the rate limit.
@@ -127,18 +97,23 @@ struct Backoff {
     error: String,
 }
 
+impl Backoff {
+    fn retry_at(&self) -> Uptime {
+        self.failed_at + self.delay
+    }
+}
+
 /// What the agent has to do for images.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageSteps {
-    pub ops: Vec<(PodUid, String, Op)>,
+    pub ops: Vec<(PodUid, ImageTarget, Op)>,
     pub events: Vec<EventRecord>,
 }
 
 impl Images {
     /// Of exactly the requested image: an image that was ready before an edit of the pod does not count.
     pub fn readiness(&self, uid: &PodUid, request: &ImageRequest) -> ImageAvailability<'_> {
-        let known =
-            self.requests.get(&(uid.clone(), request.container.clone())).filter(|known| known.request == *request);
+        let known = self.requests.get(&(uid.clone(), request.target.clone())).filter(|known| known.request == *request);
         match known.map(|ensure| &ensure.state) {
             Some(PullState::Ready(facts)) => ImageAvailability::Ready(facts),
             Some(
@@ -160,14 +135,14 @@ impl Images {
         })
     }
 
-    /// The container's waiting state, if it waits for its image.
-    pub fn waiting(&self, uid: &PodUid, container: &str) -> Option<&Waiting> {
-        self.requests.get(&(uid.clone(), container.to_owned())).and_then(|ensure| ensure.waiting.as_ref())
+    /// The waiting state of a container that waits for this image; `None` until something has failed.
+    pub fn waiting(&self, uid: &PodUid, target: &ImageTarget) -> Option<&Waiting> {
+        self.requests.get(&(uid.clone(), target.clone())).and_then(|ensure| ensure.waiting.as_ref())
     }
 
     /// One text per image that is not ready, with its next retry.
     pub fn progress(&self, uid: &PodUid) -> Vec<ImageProgress<'_>> {
-        self.of_pod(uid).map(|(container, ensure)| ImageProgress::of(container, ensure)).collect()
+        self.of_pod(uid).map(|(target, ensure)| ImageProgress::of(target, ensure)).collect()
     }
 
     /// An image is being inspected or pulled, or is next in the queue.
@@ -175,24 +150,25 @@ impl Images {
         self.of_pod(uid).any(|(_, ensure)| !matches!(ensure.state, PullState::Idle { .. } | PullState::Ready(_)))
     }
 
-    fn of_pod(&self, uid: &PodUid) -> impl Iterator<Item = (&str, &Ensure)> {
-        let from = self.requests.range((uid.clone(), String::new())..).take_while(move |((owner, _), _)| owner == uid);
-        from.map(|((_, container), ensure)| (container.as_str(), ensure))
+    fn of_pod(&self, uid: &PodUid) -> impl Iterator<Item = (&ImageTarget, &Ensure)> {
+        let from =
+            self.requests.range((uid.clone(), ImageTarget::FIRST)..).take_while(move |((owner, _), _)| owner == uid);
+        from.map(|((_, target), ensure)| (target, ensure))
     }
 
     /// The container's image or policy changed: drops the state of the old request. Returns whether there was one.
     pub fn supersede(&mut self, uid: &PodUid, request: &ImageRequest) -> bool {
-        let known = self.requests.get(&(uid.clone(), request.container.clone()));
+        let known = self.requests.get(&(uid.clone(), request.target.clone()));
         let is_superseded = known.is_some_and(|known| known.request != *request);
         if is_superseded {
-            self.forget(uid, &request.container);
+            self.forget(uid, &request.target);
         }
         is_superseded
     }
 
     /// A container requests its image: inspects it now, unless that is in flight or in back-off.
     pub fn ensure_image(&mut self, pod: &PodRef, request: &ImageRequest, now: Now) -> Option<Op> {
-        let key = (pod.uid.clone(), request.container.clone());
+        let key = (pod.uid.clone(), request.target.clone());
         let image = request.image.clone();
         let ensure = self.requests.entry(key).or_insert_with(|| Ensure {
             pod: pod.clone(),
@@ -210,10 +186,20 @@ impl Images {
     }
 
     /// The container was started, or is no longer desired: a later start requests its image again.
-    pub fn forget(&mut self, uid: &PodUid, container: &str) {
-        let key = (uid.clone(), container.to_owned());
+    pub fn forget(&mut self, uid: &PodUid, target: &ImageTarget) {
+        let key = (uid.clone(), target.clone());
         self.requests.remove(&key);
         self.queue.retain(|queued| *queued != key);
+    }
+
+    /// No container of the pod is about to start: a later start requests the images of its volumes again. Pulls under way end.
+    pub fn forget_volumes(&mut self, uid: &PodUid) {
+        let is_settled = |ensure: &Ensure| matches!(ensure.state, PullState::Idle { .. } | PullState::Ready(_));
+        let volumes = self.of_pod(uid).filter(|(target, _)| matches!(target, ImageTarget::Volume(_)));
+        let settled = volumes.filter(|(_, ensure)| is_settled(ensure)).map(|(target, _)| target.clone());
+        for target in settled.collect::<Vec<_>>() {
+            self.forget(uid, &target);
+        }
     }
 
     /// Drops the pod's requests, queue entries and back-offs.
@@ -225,18 +211,18 @@ impl Images {
 
     /// Every pod with an entry.
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
-        self.requests.keys().chain(&self.queue).chain(self.backoffs.keys()).map(|(uid, _)| uid)
+        self.requests.keys().chain(&self.queue).map(|(uid, _)| uid).chain(self.backoffs.keys().map(|(uid, _)| uid))
     }
 
-    /// An inspection or a pull for this container has finished.
+    /// An inspection or a pull for this target has finished.
     pub fn done(
         &mut self,
         uid: &PodUid,
-        container: &str,
+        target: &ImageTarget,
         result: &Result<Option<ImageFacts>, EffectError>,
         now: Now,
     ) -> ImageSteps {
-        let key = (uid.clone(), container.to_owned());
+        let key = (uid.clone(), target.clone());
         let mut steps = ImageSteps::default();
         let Some(ensure) = self.requests.get_mut(&key) else { return steps };
         match ensure.state.clone() {
@@ -304,18 +290,9 @@ impl Images {
                 continue;
             }
             let Some(backoff) = self.backoffs.get(&(uid.clone(), ensure.request.image.clone())) else { continue };
-            let reason = Reason::ImagePullBackOff;
-            let is_shown = ensure.waiting.as_ref().is_some_and(|waiting| waiting.reason == reason);
+            let is_shown = ensure.waiting.as_ref().is_some_and(|waiting| waiting.reason == Reason::ImagePullBackOff);
             if !is_shown && backoff.failed_at + ERROR_SHOWN <= now.uptime {
-                let said = format!("Back-off pulling image \"{}\"", ensure.request.image);
-                events.push(ensure.event(Severity::Normal, event_reasons::BACK_OFF_PULL_IMAGE, said.clone()));
-                events.push(ensure.event(
-                    Severity::Warning,
-                    event_reasons::FAILED_TO_PULL_IMAGE,
-                    format!("Error: {}", reason.as_str()),
-                ));
-                let message = format!("{said}: {}", backoff.error);
-                ensure.waiting = Some(Waiting { reason, message });
+                events.extend(ensure.back_off(backoff));
                 touched.push(uid.clone());
             }
         }
@@ -334,7 +311,7 @@ impl Images {
 
     fn inspected(
         &mut self,
-        key: &(PodUid, String),
+        key: &Key,
         result: &Result<Option<ImageFacts>, EffectError>,
         steps: &mut ImageSteps,
         now: Now,
@@ -379,13 +356,22 @@ impl Images {
                 ensure.set_back(Reason::ErrImageNeverPull, message, now.uptime + RECHECK);
             }
             (Ok(None), PullPolicy::IfNotPresent) | (Ok(_), PullPolicy::Always) => {
-                ensure.state = PullState::Queued { since: now.uptime };
-                self.queue.push_back(key.clone());
+                // The request may be newer than the last failure of its image.
+                match self.backoffs.get(&(key.0.clone(), image)).filter(|backoff| backoff.retry_at() > now.uptime) {
+                    Some(backoff) => {
+                        steps.events.extend(ensure.back_off(backoff));
+                        ensure.state = PullState::Idle { retry_at: backoff.retry_at() };
+                    }
+                    None => {
+                        ensure.state = PullState::Queued { since: now.uptime };
+                        self.queue.push_back(key.clone());
+                    }
+                }
             }
         }
     }
 
-    fn pull_failed(&mut self, key: &(PodUid, String), error: &EffectError, steps: &mut ImageSteps, now: Now) {
+    fn pull_failed(&mut self, key: &Key, error: &EffectError, steps: &mut ImageSteps, now: Now) {
         let ensure = self.requests.get_mut(key).expect("the caller found it");
         let image = ensure.request.image.clone();
         let reason = match &error.kind {
@@ -399,11 +385,7 @@ impl Images {
         };
         let said = format!("Failed to pull image \"{image}\": {}", error.message);
         steps.events.push(ensure.event(Severity::Warning, event_reasons::FAILED_TO_PULL_IMAGE, said));
-        steps.events.push(ensure.event(
-            Severity::Warning,
-            event_reasons::FAILED_TO_PULL_IMAGE,
-            format!("Error: {}", reason.as_str()),
-        ));
+        steps.events.extend(ensure.error_event(reason));
         let backoff_key = (key.0.clone(), image);
         let delay = match self.backoffs.get(&backoff_key) {
             Some(known) if now.uptime.since(known.failed_at) <= BACKOFF_EXPIRES_AFTER => {
@@ -418,7 +400,7 @@ impl Images {
 
     fn described(
         &mut self,
-        key: &(PodUid, String),
+        key: &Key,
         result: &Result<Option<ImageFacts>, EffectError>,
         pulled: Pulled,
         steps: &mut ImageSteps,
@@ -445,14 +427,33 @@ impl Images {
 }
 
 impl Ensure {
+    /// Shows that the next pull is delayed.
+    fn back_off(&mut self, backoff: &Backoff) -> Vec<EventRecord> {
+        let reason = Reason::ImagePullBackOff;
+        let said = format!("Back-off pulling image \"{}\"", self.request.image);
+        self.waiting = Some(Waiting { reason, message: format!("{said}: {}", backoff.error) });
+        let event = self.event(Severity::Normal, event_reasons::BACK_OFF_PULL_IMAGE, said);
+        [event].into_iter().chain(self.error_event(reason)).collect()
+    }
+
     fn set_back(&mut self, reason: Reason, message: String, retry_at: Uptime) {
         self.state = PullState::Idle { retry_at };
         self.waiting = Some(Waiting { reason, message });
     }
 
+    /// Of the container. Containers that mount an image volume have theirs when they are planned.
+    fn error_event(&self, reason: Reason) -> Option<EventRecord> {
+        let message = format!("Error: {}", reason.as_str());
+        match self.request.target {
+            ImageTarget::Container(_) => {
+                Some(self.event(Severity::Warning, event_reasons::FAILED_TO_PULL_IMAGE, message))
+            }
+            ImageTarget::Volume(_) => None,
+        }
+    }
+
     fn event(&self, severity: Severity, reason: &str, message: String) -> EventRecord {
-        let about = InvolvedObject::Container { pod: self.pod.clone(), container: self.request.container.clone() };
-        EventRecord::new(about, severity, reason, message)
+        EventRecord::new(self.request.target.involved_object(&self.pod), severity, reason, message)
     }
 }
 
@@ -467,18 +468,22 @@ pub struct ImageProgress<'a> {
 }
 
 impl<'a> ImageProgress<'a> {
-    fn of(container: &str, ensure: &'a Ensure) -> Self {
+    fn of(target: &ImageTarget, ensure: &'a Ensure) -> Self {
         let image = &ensure.request.image;
+        let needed_for = match target {
+            ImageTarget::Container(name) => name.clone(),
+            ImageTarget::Volume(_) => target.to_string(),
+        };
         let error = ensure.waiting.as_ref().map(|waiting| waiting.message.as_str());
         let (text, since, next_retry) = match &ensure.state {
             PullState::Idle { retry_at } => {
-                (format!("{image} (for {container}) is looked for again"), None, Some(*retry_at))
+                (format!("{image} (for {needed_for}) is looked for again"), None, Some(*retry_at))
             }
-            PullState::Inspecting => (format!("looking for {image} (for {container})"), None, None),
-            PullState::Queued { since } => (format!("{image} (for {container}): pull queued"), Some(*since), None),
-            PullState::Pulling { since, .. } => (format!("pulling {image} (for {container})"), Some(*since), None),
-            PullState::Describing { .. } => (format!("{image} (for {container}) was pulled"), None, None),
-            PullState::Ready(_) => (format!("{image} (for {container}) is present"), None, None),
+            PullState::Inspecting => (format!("looking for {image} (for {needed_for})"), None, None),
+            PullState::Queued { since } => (format!("{image} (for {needed_for}): pull queued"), Some(*since), None),
+            PullState::Pulling { since, .. } => (format!("pulling {image} (for {needed_for})"), Some(*since), None),
+            PullState::Describing { .. } => (format!("{image} (for {needed_for}) was pulled"), None, None),
+            PullState::Ready(_) => (format!("{image} (for {needed_for}) is present"), None, None),
         };
         ImageProgress { text, since, next_retry, error, is_ready: matches!(ensure.state, PullState::Ready(_)) }
     }

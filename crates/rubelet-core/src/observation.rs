@@ -77,6 +77,9 @@ pub struct ContainerFacts {
     pub created_at: Timestamp,
     pub state: ContainerState,
     pub log_path: String,
+    /// The images that are mounted into it, as they are named in its mounts.
+    #[serde(default)]
+    pub image_volumes: Vec<String>,
     /// The user of its first process; `None` where the runtime does not report it.
     pub user: Option<ContainerUser>,
     pub resources: ContainerResources,

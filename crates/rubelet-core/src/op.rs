@@ -200,6 +200,8 @@ pub struct StartContainer {
     /// The persistent volumes behind the claims among its volumes, by the volumes' names.
     pub claimed: BTreeMap<String, Arc<PersistentSource>>,
     pub image: ImageFacts,
+    /// The IDs of the images that its image volumes are, by the volumes' names.
+    pub image_volumes: BTreeMap<String, String>,
 }
 
 impl StartContainer {

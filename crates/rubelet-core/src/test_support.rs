@@ -118,6 +118,7 @@ pub fn start_order(pod: &Arc<Pod>) -> StartContainer {
         target: None,
         recursive_read_only_mounts: false,
         claimed: BTreeMap::new(),
+        image_volumes: BTreeMap::new(),
         image: ImageFacts::default(),
     }
 }
@@ -175,6 +176,7 @@ fn mk_attempts(name: &str, text: &str, sandboxes: &[SandboxFacts]) -> Vec<Contai
             created_at: ago(started),
             state,
             log_path: String::new(),
+            image_volumes: Vec::new(),
             user: None,
             resources: ContainerResources::default(),
         }

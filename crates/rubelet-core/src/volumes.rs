@@ -103,10 +103,11 @@ pub fn volumes_to_mount(pod: &Pod) -> Vec<VolumeToMount> {
     mounted(spec).map(|volume| VolumeToMount { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
 }
 
-/// The volumes that some container mounts, as the spec has them.
+/// The volumes that some container mounts, as the spec has them. Image volumes are mounted by the runtime alone.
 pub fn mounted(spec: &PodSpec) -> impl Iterator<Item = &Volume> {
     let mounted = mounted_names(spec);
-    spec.volumes.iter().flatten().filter(move |volume| mounted.contains(volume.name.as_str()))
+    let volumes = spec.volumes.iter().flatten();
+    volumes.filter(move |volume| volume.image.is_none() && mounted.contains(volume.name.as_str()))
 }
 
 /// The pod has volumes that may change while it runs.

@@ -91,6 +91,7 @@ fn containers_are_as_upstream_makes_them() {
             target: None,
             recursive_read_only_mounts: false,
             claimed: BTreeMap::new(),
+            image_volumes: BTreeMap::new(),
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Unset },
         };
         match container_config(&order, &Sources::default(), &like_their_node(&theirs)) {

@@ -88,6 +88,7 @@ fn translate(pod: &Arc<Pod>) {
             recursive_read_only_mounts: true,
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Uid(1) },
             claimed: BTreeMap::new(),
+            image_volumes: BTreeMap::new(),
         };
         // Either may fail without the other.
         let _ = sub_paths(&order, &Sources::default(), &settings);

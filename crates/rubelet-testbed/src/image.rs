@@ -106,7 +106,8 @@ fn archive<W: Write>(to: W, images: &[Image<'_>]) -> anyhow::Result<W> {
     Ok(tar.into_inner()?)
 }
 
-fn config(image: &Image<'_>) -> anyhow::Result<Vec<u8>> {
+/// The configuration of an image, which its ID is the digest of.
+pub fn config(image: &Image<'_>) -> anyhow::Result<Vec<u8>> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -159,6 +160,14 @@ impl Layer {
             hash.update(&block[..length]);
         }
         Ok(Layer { digest: text(&hash.finalize()), content: Content::File(path.to_owned()) })
+    }
+
+    /// The tar itself.
+    pub fn content(&self) -> anyhow::Result<Vec<u8>> {
+        match &self.content {
+            Content::Memory(bytes) => Ok(bytes.clone()),
+            Content::File(path) => fs::read(path).with_context(|| format!("read {}", path.display())),
+        }
     }
 
     fn name(&self) -> String {
@@ -267,6 +276,11 @@ fn header(kind: tar::EntryType, size: u64, mode: u32) -> tar::Header {
     header.set_gid(0);
     header.set_mtime(0);
     header
+}
+
+/// As registries name content.
+pub fn digest(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex(bytes))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -88,6 +88,7 @@ impl Bed {
             target: None,
             recursive_read_only_mounts: false,
             claimed: BTreeMap::new(),
+            image_volumes: BTreeMap::new(),
             image: self.busybox().await,
         };
         match container::start_container(&self.world, &order, &Recalled::new()).await? {
@@ -310,6 +311,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
         target: None,
         recursive_read_only_mounts: false,
         claimed: BTreeMap::new(),
+        image_volumes: BTreeMap::new(),
         image: bed.busybox().await,
     };
     // The state after an agent was killed in the middle.

@@ -142,6 +142,7 @@ fn running(pod: &Pod) -> PodFacts {
         created_at: now().wall,
         state: ContainerState::Running { started_at: now().wall },
         log_path: String::new(),
+        image_volumes: Vec::new(),
         user: Some(ContainerUser { uid: 0, gid: 0, supplemental_groups: vec![0] }),
         resources: ContainerResources::default(),
     });

@@ -15,6 +15,7 @@ use crate::{
     event_reasons,
     flights::{Flight, PodSubject, Subject},
     id::{ContainerId, PodUid},
+    images::ImageTarget,
     node::Routine,
     observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts, Remains},
     op::{ContainerOp, Dirties, Op, OpKind, PodOp, VolumeOp},
@@ -168,12 +169,12 @@ impl Agent {
         match subject {
             PodSubject::Look => self.look_done(uid, result, now),
             PodSubject::Probe(id, kind) => self.probe_done(uid, &id, kind, result, now),
-            PodSubject::Image(container) => {
+            PodSubject::Image(target) => {
                 let result = result.map(|facts| match facts {
                     Facts::Image(image) => image,
                     _ => None,
                 });
-                let steps = self.images.done(uid, &container, &result, now);
+                let steps = self.images.done(uid, &target, &result, now);
                 self.send_image_steps(steps, now);
             }
             PodSubject::Pod
@@ -222,7 +223,7 @@ impl Agent {
             self.outbox.record(event);
         }
         if let Op::Container(ContainerOp::Start(order)) = &flight.op {
-            self.images.forget(uid, &order.container);
+            self.images.forget(uid, &ImageTarget::Container(order.container.clone()));
         }
         if flight.op.dirties() == Dirties::Runtime {
             // Any result, also a failure, may have changed the runtime.

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use crate::{
     agent::Agent,
     effect::{EventRecord, InvolvedObject, Severity},
+    images::ImageTarget,
     observation::PodFacts,
     pod::{
         Lifecycle, PodRecord,
@@ -101,7 +102,7 @@ impl Agent {
         let mut waiting = record.waiting();
         let names = record.init_containers().iter().chain(record.containers()).map(|container| &container.name);
         for name in names.chain(record.ephemeral_containers().iter().map(|container| &container.name)) {
-            if let Some(for_image) = self.images.waiting(&record.id.uid, name) {
+            if let Some(for_image) = self.images.waiting(&record.id.uid, &ImageTarget::Container(name.clone())) {
                 waiting.insert(name.clone(), for_image.clone());
             }
         }

@@ -215,12 +215,15 @@ impl Agent {
         }
         record.waits_for = plan.waits_for;
         record.wake_at = [plan.wake_at, record.probes.next_wakeup(now)].into_iter().flatten().min();
+        if plan.image_volumes_settled {
+            self.images.forget_volumes(uid);
+        }
         for request in plan.images {
             if self.images.supersede(uid, &request) {
-                self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Image(request.container.clone())));
+                self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Image(request.target.clone())));
             }
             if let Some(op) = self.images.ensure_image(&id, &request, now) {
-                let steps = ImageSteps { ops: vec![(uid.clone(), request.container, op)], events: Vec::new() };
+                let steps = ImageSteps { ops: vec![(uid.clone(), request.target, op)], events: Vec::new() };
                 self.send_image_steps(steps, now);
             }
         }
@@ -313,9 +316,9 @@ impl Agent {
         for event in steps.events {
             self.outbox.record(event);
         }
-        for (uid, container, op) in steps.ops {
-            let reason = format!("container {container} needs it");
-            self.outbox.send(Subject::Pod(uid, PodSubject::Image(container)), op, reason, &self.settings, now);
+        for (uid, target, op) in steps.ops {
+            let reason = format!("{target} needs it");
+            self.outbox.send(Subject::Pod(uid, PodSubject::Image(target)), op, reason, &self.settings, now);
         }
     }
 

@@ -25,7 +25,7 @@ pub fn container_config(
     let mut environment = environment(order, container, sources, settings)?;
     let command = expanded(container.command.as_deref(), "command", &mut environment)?;
     let args = expanded(container.args.as_deref(), "args", &mut environment)?;
-    let mounts = mounts::mounts(order, spec, container, settings)?;
+    let mounts = mounts::mounts(order, spec, container, &environment, settings)?;
     security::verify_run_as_non_root(&order.pod, &order.uid, container, &order.image.user)?;
     Ok(ContainerConfig {
         metadata: Some(ContainerMetadata { name: container.name.clone(), attempt: order.attempt }),
@@ -123,6 +123,7 @@ mod tests {
             target: None,
             recursive_read_only_mounts: false,
             claimed: BTreeMap::new(),
+            image_volumes: BTreeMap::new(),
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Uid(101) },
         }
     }
@@ -320,6 +321,31 @@ mod tests {
             stop_signal: RuntimeDefault,
         }
         "#);
+    }
+
+    #[test]
+    fn image_volume_is_mounted_by_the_runtime() {
+        let mut order = order(
+            r#"{"volumes":[{"name":"data","image":{"reference":"quay.io/data:1","pullPolicy":"Never"}}],
+                "containers":[{"name":"web","env":[{"name":"PART","value":"etc"}],"volumeMounts":[
+                    {"name":"data","mountPath":"/all"},{"name":"data","mountPath":"/part","subPathExpr":"$(PART)"}]}]}"#,
+        );
+        order.image_volumes = BTreeMap::from([("data".to_owned(), "sha256:d".to_owned())]);
+        Arc::make_mut(&mut order.pod).metadata.annotations = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+        let settings = Settings::for_node("node");
+        assert_eq!(sub_paths(&order, &Sources::default(), &settings).unwrap(), [], "the agent mounts nothing");
+        let config = container_config(&order, &Sources::default(), &settings).unwrap();
+        let image = ImageSpec {
+            image: "sha256:d".to_owned(),
+            user_specified_image: "quay.io/data:1".to_owned(),
+            annotations: BTreeMap::from([("a".to_owned(), "b".to_owned())]).into_iter().collect(),
+            ..ImageSpec::default()
+        };
+        for (mount, (path, sub_path)) in config.mounts.iter().zip([("/all", ""), ("/part", "etc")]) {
+            assert_eq!((mount.container_path.as_str(), mount.host_path.as_str()), (path, ""));
+            assert_eq!((mount.image_sub_path.as_str(), mount.readonly, mount.selinux_relabel), (sub_path, true, false));
+            assert_eq!(mount.image.as_ref(), Some(&image));
+        }
     }
 
     #[test]

@@ -305,6 +305,7 @@ mod tests {
             target: None,
             recursive_read_only_mounts: false,
             claimed: BTreeMap::new(),
+            image_volumes: BTreeMap::new(),
             image: ImageFacts::default(),
         }
     }

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume, VolumeMount};
-use rubelet_cri::v1::{Mount, MountPropagation};
+use rubelet_cri::v1::{ImageSpec, Mount, MountPropagation};
 
 use super::{
     ConfigError,
@@ -29,13 +29,17 @@ pub fn mounts(
     order: &StartContainer,
     spec: &PodSpec,
     container: &Container,
+    environment: &Environment,
     settings: &Settings,
 ) -> Result<Vec<Mount>, ConfigError> {
     let selinux_relabel = settings.node.selinux_enabled;
     let mut mounts = Vec::new();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let mut made = volume_mount(order, spec, container, mount, settings)?;
-        if has_sub_path(mount) {
+        if let Some(id) = order.image_volumes.get(&mount.name) {
+            made.image = Some(image_of_volume(order, spec, mount, id));
+            made.image_sub_path = sub_path(container, mount, environment)?;
+        } else if has_sub_path(mount) {
             made.host_path = text(&sub_path_place(order, container, mount, index, settings));
         }
         mounts.push(made);
@@ -78,23 +82,10 @@ pub fn sub_paths(
     settings: &Settings,
 ) -> Result<Vec<SubPath>, ConfigError> {
     let mut sub_paths = Vec::new();
-    for (index, mount) in container.volume_mounts.iter().flatten().enumerate().filter(|(_, it)| has_sub_path(it)) {
-        let path = match mount.sub_path_expr.as_deref().filter(|expression| !expression.is_empty()) {
-            Some(expression) => expand_path(expression, environment)?.ok_or_else(|| {
-                // An invalid path, with upstream's error for one it cannot create.
-                let (volume, container) = (&mount.name, &container.name);
-                ConfigError(format!(
-                    "failed to create subPath directory for volumeMount {volume:?} of container {container:?}"
-                ))
-            })?,
-            None => mount.sub_path.clone().unwrap_or_default(),
-        };
-        if path.starts_with('/') {
-            return Err(ConfigError(format!("error SubPath `{path}` must not be an absolute path")));
-        }
-        if path.split('/').any(|part| part == "..") {
-            return Err(ConfigError(format!("unable to provision SubPath `{path}`: must not contain '..'")));
-        }
+    let mounts = container.volume_mounts.iter().flatten().enumerate();
+    // The runtime finds paths in images.
+    for (index, mount) in mounts.filter(|(_, it)| has_sub_path(it) && !order.image_volumes.contains_key(&it.name)) {
+        let path = sub_path(container, mount, environment)?;
         sub_paths.push(SubPath {
             name: mount.name.clone(),
             volume: volume_source(order, spec, container, mount, settings)?.host_path,
@@ -103,6 +94,27 @@ pub fn sub_paths(
         });
     }
     Ok(sub_paths)
+}
+
+/// The expanded subPath; empty for none.
+fn sub_path(container: &Container, mount: &VolumeMount, environment: &Environment) -> Result<String, ConfigError> {
+    let path = match mount.sub_path_expr.as_deref().filter(|expression| !expression.is_empty()) {
+        Some(expression) => expand_path(expression, environment)?.ok_or_else(|| {
+            // An invalid path, with upstream's error for one it cannot create.
+            let (volume, container) = (&mount.name, &container.name);
+            ConfigError(format!(
+                "failed to create subPath directory for volumeMount {volume:?} of container {container:?}"
+            ))
+        })?,
+        None => mount.sub_path.clone().unwrap_or_default(),
+    };
+    if path.starts_with('/') {
+        return Err(ConfigError(format!("error SubPath `{path}` must not be an absolute path")));
+    }
+    if path.split('/').any(|part| part == "..") {
+        return Err(ConfigError(format!("unable to provision SubPath `{path}`: must not contain '..'")));
+    }
+    Ok(path)
 }
 
 pub fn has_sub_path(mount: &VolumeMount) -> bool {
@@ -180,6 +192,17 @@ fn volume_source(
     })
 }
 
+fn image_of_volume(order: &StartContainer, spec: &PodSpec, mount: &VolumeMount, id: &str) -> ImageSpec {
+    let volume = spec.volumes.iter().flatten().find(|volume| volume.name == mount.name);
+    let reference = volume.and_then(|volume| volume.image.as_ref()?.reference.clone());
+    ImageSpec {
+        image: id.to_owned(),
+        user_specified_image: reference.unwrap_or_default(),
+        annotations: order.pod.metadata.annotations.clone().unwrap_or_default(),
+        ..ImageSpec::default()
+    }
+}
+
 struct VolumeSource {
     host_path: PathBuf,
     /// Created for this pod: its files may be relabelled. The node's own must not be.
@@ -201,6 +224,10 @@ impl VolumeSource {
         if volume.empty_dir.is_some() {
             let host_path = volumes::empty_dir_path(pod_dir, &volume.name);
             return Some(VolumeSource { host_path, is_ours: true, is_read_only: false });
+        }
+        if volume.image.is_some() {
+            // The runtime mounts it from the image.
+            return Some(VolumeSource { host_path: PathBuf::new(), is_ours: false, is_read_only: true });
         }
         let host_path = PathBuf::from(&volume.host_path.as_ref()?.path);
         Some(VolumeSource { host_path, is_ours: false, is_read_only: false })

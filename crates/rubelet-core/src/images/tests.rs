@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::{
-    effect::{EffectError, ErrorKind, ImageFacts, Reason},
+    effect::{EffectError, ErrorKind, ImageFacts, InvolvedObject, Reason},
     id::{PodRef, PodUid},
-    images::{ImageAvailability, ImageRequest, Images, PullPolicy},
+    images::{ImageAvailability, ImageRequest, ImageTarget, Images, PullPolicy},
     op::{ImageOp, Op},
     settings::Settings,
     test_support::later,
@@ -60,7 +60,7 @@ impl ImagesFixture {
     /// The oldest operation finishes.
     fn answer(&mut self, result: &Result<Option<ImageFacts>, EffectError>) {
         let (uid, _) = self.under_way.remove(0);
-        let steps = self.images.done(&PodUid::new(uid.as_str()), "c", result, later(self.at_secs));
+        let steps = self.images.done(&PodUid::new(uid.as_str()), &container(), result, later(self.at_secs));
         for event in steps.events {
             self.log.push(format!("{uid} {}: {}", event.reason, event.message));
         }
@@ -77,11 +77,11 @@ impl ImagesFixture {
     }
 
     fn reason(&self, uid: &str) -> &str {
-        self.images.waiting(&PodUid::new(uid), "c").map_or("", |waiting| waiting.reason.as_str())
+        self.images.waiting(&PodUid::new(uid), &container()).map_or("", |waiting| waiting.reason.as_str())
     }
 
     fn is_ready(&self, uid: &str) -> bool {
-        let known = self.images.requests[&(PodUid::new(uid), "c".to_owned())].request.clone();
+        let known = self.images.requests[&(PodUid::new(uid), container())].request.clone();
         self.is_ready_for(uid, &known)
     }
 
@@ -95,7 +95,11 @@ impl ImagesFixture {
 }
 
 fn request(image: &str, policy: PullPolicy) -> ImageRequest {
-    ImageRequest { container: "c".to_owned(), image: image.to_owned(), policy, pull_secrets: Vec::new() }
+    ImageRequest { target: container(), image: image.to_owned(), policy, pull_secrets: Vec::new() }
+}
+
+fn container() -> ImageTarget {
+    ImageTarget::Container("c".to_owned())
 }
 
 fn pod(uid: &str) -> PodRef {
@@ -169,7 +173,7 @@ fn failed_pull_shows_error_then_back_off_then_retries() {
         assert_eq!(fixture.reason("p"), "ErrImagePull");
         fixture.pass(3);
         assert_eq!(fixture.reason("p"), "ImagePullBackOff");
-        let message = &fixture.images.waiting(&PodUid::new("p"), "c").unwrap().message;
+        let message = &fixture.images.waiting(&PodUid::new("p"), &container()).unwrap().message;
         assert_eq!(message, "Back-off pulling image \"i:1\": ErrImagePull: no such host");
         fixture.told();
         fixture.pass(delay - 4);
@@ -247,4 +251,32 @@ fn new_image_cancels_the_pull_of_the_old_one() {
     fixture.answer(&present());
     assert_eq!(fixture.told(), ["p looks for i:2", "p pulls i:2"]);
     assert_eq!(fixture.under_way.len(), 1, "the old pull goes on");
+}
+
+#[test]
+fn new_request_of_a_volume_respects_the_back_off_of_its_image() {
+    let mut images = Images::default();
+    let target = ImageTarget::Volume("v".to_owned());
+    let request = ImageRequest { target: target.clone(), ..request("i:1", PullPolicy::IfNotPresent) };
+    let (uid, settings) = (PodUid::new("p"), Settings::for_node("node"));
+    let missing = |images: &mut Images, at_secs| {
+        images.ensure_image(&pod("p"), &request, later(at_secs)).expect("it was not asked for yet");
+        let steps = images.done(&uid, &target, &Ok(None), later(at_secs));
+        (steps.events, images.plan(&settings, later(at_secs)).ops.len())
+    };
+    assert_eq!(missing(&mut images, 0).1, 1, "it is pulled");
+    let failed = images.done(&uid, &target, &refused(), later(0));
+    let involved: Vec<_> = failed.events.iter().map(|event| (event.about.clone(), event.message.as_str())).collect();
+    let about = InvolvedObject::Pod(pod("p"));
+    assert_eq!(involved, [(about, "Failed to pull image \"i:1\": no such host")], "containers have their own events");
+    images.forget_volumes(&uid);
+    assert_eq!(images.waiting(&uid, &target), None);
+    let (events, pulls) = missing(&mut images, 5);
+    let messages: Vec<_> = events.iter().map(|event| event.message.as_str()).collect();
+    assert_eq!((messages, pulls), (vec!["Back-off pulling image \"i:1\""], 0));
+    assert_eq!(images.next_wakeup(later(5)), Some(later(10).uptime));
+    images.forget_volumes(&uid);
+    assert_eq!(missing(&mut images, 10).1, 1);
+    images.forget_volumes(&uid);
+    assert!(images.is_working_for(&uid), "a pull under way ends");
 }

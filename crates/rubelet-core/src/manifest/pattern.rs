@@ -43,9 +43,10 @@ fn descend(value: &Value, segments: &[&str], path: &Path, found: &mut Vec<Path>)
 fn matches(name: &str, field: &str) -> bool {
     match name {
         "<containers>" => matches!(field, "containers" | "initContainers" | "ephemeralContainers"),
-        "<volume type>" => {
-            !matches!(field, "name" | "emptyDir" | "hostPath" | "configMap" | "secret" | "downwardAPI" | "projected")
-        }
+        "<volume type>" => !matches!(
+            field,
+            "name" | "emptyDir" | "hostPath" | "configMap" | "secret" | "downwardAPI" | "projected" | "image"
+        ),
         "<resource>" => !matches!(field, "cpu" | "memory" | "ephemeral-storage") && !field.starts_with("hugepages-"),
         name => name == field,
     }

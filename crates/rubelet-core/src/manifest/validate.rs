@@ -22,6 +22,7 @@ use k8s_openapi::{
 use super::field::{FieldError, Path, quoted};
 use crate::container::{dns::MAX_NAMESERVERS, is_host_network};
 
+const PULL_POLICIES: [&str; 3] = ["Always", "IfNotPresent", "Never"];
 /// Upstream's limit for all annotations of an object together.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
 

@@ -16,7 +16,7 @@ use crate::{
     effect::EventRecord,
     flights::{PodFlights, PodSubject},
     id::{ContainerId, PodRef},
-    images::ImageRequest,
+    images::{ImageRequest, ImageTarget},
     op::Op,
     pod::{
         Lifecycle, PodRecord,
@@ -63,6 +63,8 @@ pub struct Plan {
     pub steps: Vec<Planned>,
     /// Images that containers wait for.
     pub images: Vec<ImageRequest>,
+    /// No container is about to start, so the images of its volumes are needed no longer.
+    pub image_volumes_settled: bool,
     /// Volumes whose devices are to be staged.
     pub devices: Vec<Arc<PersistentSource>>,
     /// Containers that may not start yet, and why.
@@ -135,7 +137,7 @@ pub enum WaitsFor {
     PostStartHook(String),
     /// The remains of a start of this container that was interrupted with a previous process.
     InterruptedStart(String),
-    Image(String),
+    Image(ImageTarget),
     CrashLoopBackOff(String),
     Retry {
         container: String,
@@ -185,7 +187,7 @@ impl fmt::Display for WaitsFor {
             WaitsFor::InterruptedStart(container) => {
                 return write!(f, "an interrupted start of container {container} to be removed");
             }
-            WaitsFor::Image(container) => return write!(f, "the image of container {container}"),
+            WaitsFor::Image(target) => return write!(f, "the image of {target}"),
             WaitsFor::CrashLoopBackOff(container) => return write!(f, "the back-off of container {container}"),
             WaitsFor::Retry { container, message } => {
                 return write!(f, "another try to start container {container}: {message}");

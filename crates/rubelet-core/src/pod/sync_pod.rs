@@ -6,7 +6,7 @@
 //! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
 //! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::{Container, PodStatus, Volume};
 
@@ -19,7 +19,7 @@ use crate::{
     flights::PodSubject,
     gc,
     id::ContainerId,
-    images::{ImageAvailability, ImageRequest, Images},
+    images::{ImageAvailability, ImageRequest, ImageTarget, Images},
     node_object::NodeObject,
     observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
     op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer, VolumeOp},
@@ -68,6 +68,8 @@ pub fn plan(record: PodState<'_>, facts: &PodFacts, context: SyncContext<'_>, no
     match sandbox_action(&record, facts) {
         SandboxAction::Keep(sandbox) => {
             containers_plan(record, facts, sandbox, context, &mut plan, now);
+            plan.image_volumes_settled =
+                !plan.images.iter().any(|request| matches!(request.target, ImageTarget::Volume(_)));
             refresh_volumes(record, context, &mut plan, now);
         }
         SandboxAction::StayDown => termination::stop_everything(record, facts, None, &mut plan, now),
@@ -199,6 +201,7 @@ impl Start<'_> {
         if !is_prepared(record, self.context, plan, self.now) {
             return;
         }
+        let Some(image_volumes) = self.image_volumes(container, plan) else { return };
         let request = ImageRequest::of(record.spec(), container);
         match self.context.images.readiness(&record.id.uid, &request) {
             ImageAvailability::Ready(image) => {
@@ -220,15 +223,52 @@ impl Start<'_> {
                     ),
                     claimed: record.claimed_volumes(),
                     image: image.clone(),
+                    image_volumes,
                 };
                 let reason = if newest.is_some() { "the container ended" } else { "the container never ran" };
                 plan.step(subject, ContainerOp::Start(order), reason);
             }
             ImageAvailability::NotReady => {
+                plan.wait_for(WaitsFor::Image(request.target.clone()));
                 plan.images.push(request);
-                plan.wait_for(WaitsFor::Image(container.name.clone()));
             }
         }
+    }
+
+    /// The images of the volumes that the container mounts; `None` until all are ready. The images of its pod's other volumes
+    /// are requested as well, as upstream does, but not waited for.
+    fn image_volumes(&self, container: &Container, plan: &mut Plan) -> Option<BTreeMap<String, String>> {
+        let (uid, images) = (&self.record.id.uid, self.context.images);
+        let mut found = BTreeMap::new();
+        let mut is_ready = true;
+        for request in ImageRequest::of_volumes(self.record.spec()) {
+            if request.is_mounted_by(container) {
+                match images.readiness(uid, &request) {
+                    ImageAvailability::Ready(image) => {
+                        drop(found.insert(request.target.name().to_owned(), image.id.clone()))
+                    }
+                    ImageAvailability::NotReady => {
+                        is_ready = false;
+                        plan.wait_for(WaitsFor::Image(request.target.clone()));
+                    }
+                }
+            }
+            if !plan.images.contains(&request) {
+                plan.images.push(request);
+            }
+        }
+        let mut mounts = container.volume_mounts.iter().flatten().rev();
+        let failure = mounts.find_map(|mount| images.waiting(uid, &ImageTarget::Volume(mount.name.clone())));
+        if let Some(failure) = failure {
+            let known = self.record.container(&container.name).waiting.as_ref();
+            if known.is_none_or(|known| known.reason != failure.reason) {
+                let message = format!("Error: {}", failure.reason.as_str());
+                let reason = event_reasons::FAILED_TO_CREATE_CONTAINER;
+                plan.events.push(event(&self.record, &container.name, Severity::Warning, reason, message));
+            }
+            plan.waiting.insert(container.name.clone(), failure.clone());
+        }
+        is_ready.then_some(found)
     }
 
     /// An ephemeral container is started once, and never again.
@@ -250,8 +290,13 @@ impl Start<'_> {
     fn holds_back_others(&self, container: &Container, plan: &Plan) -> bool {
         let subject = PodSubject::Container(container.name.clone());
         let starts = plan.steps.iter().any(|step| step.subject == subject && step.op.kind() == OpKind::Start);
-        let is_pulling = plan.images.iter().any(|request| request.container == container.name)
-            && self.context.images.waiting(&self.record.id.uid, &container.name).is_none();
+        let (uid, images) = (&self.record.id.uid, self.context.images);
+        let own = ImageTarget::Container(container.name.clone());
+        let is_pulling = plan.images.iter().any(|request| {
+            (request.target == own || request.is_mounted_by(container))
+                && images.readiness(uid, request) == ImageAvailability::NotReady
+                && images.waiting(uid, &request.target).is_none()
+        });
         self.record.is_post_starting(container) || (has_post_start(container) && (starts || is_pulling))
     }
 

@@ -9,12 +9,12 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ConfigMapVolumeSource, Container, ContainerState, ContainerStateTerminated, ContainerStatus, ExecAction,
-    PersistentVolumeClaimVolumeSource, PodStatus, Probe, Volume, VolumeMount,
+    ImageVolumeSource, PersistentVolumeClaimVolumeSource, PodStatus, Probe, Volume, VolumeMount,
 };
 
 use crate::{
     cgroups::CgroupTree,
-    effect::{EffectError, ErrorKind, Facts, ImageFacts},
+    effect::{EffectError, ErrorKind, Facts, ImageFacts, Reason},
     event::Source,
     flights::{Flights, PodSubject, Subject},
     id::{ContainerId, PodRef},
@@ -144,7 +144,7 @@ fn answered(plan: &Plan, record: &PodRecord, answer: &Result<Option<ImageFacts>,
     let mut images = Images::default();
     for request in &plan.images {
         images.ensure_image(&record.id, request, now()).expect("it was not asked for yet");
-        images.done(&record.id.uid, &request.container, answer, now());
+        images.done(&record.id.uid, &request.target, answer, now());
     }
     images
 }
@@ -156,7 +156,7 @@ fn ended(record: &TestPod, facts: &crate::observation::PodFacts, cause: Terminat
 
 fn show(plan: &Plan) -> String {
     let mut parts: Vec<String> = plan.steps.iter().map(|step| show_op(&step.op)).collect();
-    parts.extend(plan.images.iter().map(|request| format!("image for {}", request.container)));
+    parts.extend(plan.images.iter().map(|request| format!("image for {}", request.target.name())));
     for (name, waiting) in &plan.waiting {
         let until = plan.wake_at.map(|moment| moment.since(now().uptime).as_secs());
         parts.push(format!("wait {name} for {}s ({})", until.unwrap_or_default(), waiting.reason));
@@ -342,6 +342,44 @@ fn with_volumes(record: &mut PodRecord, names: &[&str]) {
         let mounts = names.iter().map(|name| VolumeMount { name: (*name).to_owned(), ..VolumeMount::default() });
         container.volume_mounts = Some(mounts.collect());
     }
+}
+
+#[test]
+fn images_of_volumes_come_before_containers_that_mount_them() {
+    let (mut record, facts) = observed(record("always | main a | main b", Lifecycle::Syncing), "");
+    let image = |name: &str| {
+        let source = ImageVolumeSource { reference: Some(format!("{name}:1")), ..ImageVolumeSource::default() };
+        Volume { name: name.to_owned(), image: Some(source), ..Volume::default() }
+    };
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    spec.volumes = Some(vec![image("v"), image("unused")]);
+    spec.containers[0].volume_mounts = Some(vec![VolumeMount { name: "v".to_owned(), ..VolumeMount::default() }]);
+    let first = sync_plan(&record, &facts);
+    assert_eq!(show(&first), "image for v, image for unused, image for b", "b mounts none of them");
+    assert_eq!(first.waits_for.as_ref().expect("a wait").to_string(), "the image of volume v");
+
+    let refused = EffectError { kind: ErrorKind::Reject(Reason::ErrImagePull), message: "no".to_owned() };
+    let images = answered(&first, &record, &Err(refused));
+    let failed = sync_plan_with(&images, &record, &facts);
+    assert_eq!(failed.waiting["a"].reason, Reason::ErrImagePull);
+    assert_eq!(failed.waiting["a"].message, "Failed to inspect image \"v:1\": no");
+    let events: Vec<_> = failed.events.iter().map(|event| (event.reason.as_str(), event.message.as_str())).collect();
+    assert_eq!(events, [("Failed", "Error: ErrImagePull")]);
+    record.container_mut("a").waiting = failed.waiting.get("a").cloned();
+    assert!(sync_plan_with(&images, &record, &facts).events.is_empty(), "once per reason");
+
+    let mut images = answered(&first, &record, &Ok(Some(ImageFacts::default())));
+    let ready = sync_plan_with(&images, &record, &facts);
+    assert_eq!(show(&ready), "start b #0, image for v, image for unused, image for a");
+    let own = ready.images.last().expect("that of the container");
+    images.ensure_image(&record.id, own, now());
+    images.done(&record.id.uid, &own.target, &Ok(Some(ImageFacts::default())), now());
+    let started = sync_plan_with(&images, &record, &facts);
+    let Op::Container(ContainerOp::Start(order)) = &started.steps[0].op else { panic!("a starts") };
+    assert_eq!(order.image_volumes.keys().collect::<Vec<_>>(), ["v"]);
+
+    let (_, facts) = observed(self::record("always | main a", Lifecycle::Syncing), "a: running 5s; b: running 5s");
+    assert!(!started.image_volumes_settled && sync_plan(&record, &facts).image_volumes_settled);
 }
 
 #[test]

@@ -16,7 +16,9 @@ use crate::e2e::{
     node::Node,
 };
 
+mod registry;
 mod small_disk;
+mod volumes;
 
 pub const CASES: &[Case] = &[
     Case { name: "unused images are deleted when the disk is full, and those in use stay", run: collection },
@@ -24,6 +26,10 @@ pub const CASES: &[Case] = &[
         name: "images are deleted down to the low mark and no further, the longest unused first",
         run: small_disk::low_mark,
     },
+    Case { name: "images are volumes of pods, read-only, whole or in part", run: volumes::mounted },
+    Case { name: "an image volume that cannot be had keeps only its containers from starting", run: volumes::missing },
+    Case { name: "image volumes are pulled from a registry as their policy says", run: volumes::pulled },
+    Case { name: "the image of a volume in use is not deleted", run: volumes::in_use },
 ];
 
 const UNUSED: usize = 100;
@@ -62,7 +68,7 @@ fn collection(node: &mut Node) -> anyhow::Result<()> {
     node.wait_running("next", 60).map(drop)
 }
 
-/// Each with a layer of its own.
+/// As many as `UNUSED`, each with a layer of its own.
 fn import_unused(node: &Node) -> anyhow::Result<()> {
     let names: Vec<String> = (0..UNUSED).map(|number| format!("example.com/unused:{number}")).collect();
     let layers = names.iter().map(|name| LayerBuilder::default().file("name", name.as_bytes(), 0o644)?.finish());

@@ -11,9 +11,10 @@ use std::{
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    effect::{EffectError, ErrorKind, Facts},
+    container,
+    effect::{EffectError, ErrorKind, Facts, Reason},
     image_gc::DeletionReason,
-    op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, PodOp},
+    op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, PodOp, StartContainer},
     pod::hooks::{HookAction, HookRequest},
     time::{Now, Uptime},
 };
@@ -29,6 +30,8 @@ const PULL_BOUNDS: &[f64] = &[
 ];
 const STATUS_SYNC_BOUNDS: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 const STORAGE_BOUNDS: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+/// What the runtime's error begins with, as CRI has no code for it.
+const IMAGE_VOLUME_MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// The label of images larger than each bound; the largest bound first.
@@ -56,6 +59,7 @@ pub struct EffectMetrics {
     user_namespaced_pods_errors: Counters<0>,
     started_containers: Counters<1>,
     started_containers_errors: Counters<2>,
+    image_volumes: ImageVolumes,
     image_pulls: Histograms<1>,
     images_deleted: Counters<1>,
     cgroups: Histograms<1>,
@@ -63,6 +67,13 @@ pub struct EffectMetrics {
     short_sleeps: Counters<0>,
     status_sync: Histograms<0>,
     storage: Histograms<4>,
+}
+
+#[derive(Debug)]
+struct ImageVolumes {
+    requested: Counters<0>,
+    mounted: Counters<0>,
+    failed: Counters<0>,
 }
 
 /// Looks and relists.
@@ -108,6 +119,7 @@ impl EffectMetrics {
                 ["container_type", "code"],
                 "[ALPHA] Cumulative number of errors when starting containers",
             ),
+            image_volumes: ImageVolumes::new(),
             image_pulls: Histograms::new(
                 "kubelet_image_pull_duration_seconds",
                 ["image_size_in_bytes"],
@@ -157,6 +169,7 @@ impl EffectMetrics {
             (Op::Pod(PodOp::RunSandbox(order)), result) => self.pod_started(&order.pod, result.is_ok()),
             (Op::Container(ContainerOp::Start(order)), result) => {
                 self.container_started(container_type(&order.pod, &order.container), result);
+                self.image_volumes.container_created(order, result);
             }
             (Op::Image(ImageOp::Pull { .. }), Ok(Facts::Image(Some(image)))) => {
                 self.image_pulls.observe([image_size(image.size_bytes)], took);
@@ -231,6 +244,7 @@ impl EffectMetrics {
         self.user_namespaced_pods_errors.write(text);
         self.started_containers.write(text);
         self.started_containers_errors.write(text);
+        self.image_volumes.write(text);
         self.image_pulls.write(text);
         self.images_deleted.write(text);
         self.cgroups.write(text);
@@ -238,6 +252,48 @@ impl EffectMetrics {
         self.short_sleeps.write(text);
         self.status_sync.write(text);
         self.storage.write(text);
+    }
+}
+
+impl ImageVolumes {
+    fn new() -> Self {
+        ImageVolumes {
+            requested: Counters::new(
+                "kubelet_image_volume_requested_total",
+                [],
+                "[BETA] Number of requested image volumes.",
+            ),
+            mounted: Counters::new(
+                "kubelet_image_volume_mounted_succeed_total",
+                [],
+                "[BETA] Number of successful image volume mounts.",
+            ),
+            failed: Counters::new(
+                "kubelet_image_volume_mounted_errors_total",
+                [],
+                "[BETA] Number of failed image volume mounts.",
+            ),
+        }
+    }
+
+    /// As upstream, a mount counts as failed only if the runtime names it as the cause.
+    fn container_created(&self, order: &StartContainer, result: &Result<Facts, EffectError>) {
+        let Ok(container) = container::find(&order.pod, &order.container) else { return };
+        let mounts = container.volume_mounts.iter().flatten();
+        let mounts = mounts.filter(|mount| order.image_volumes.contains_key(&mount.name)).count();
+        (0..order.image_volumes.len()).for_each(|_| self.requested.inc([]));
+        let has_failed = result.as_ref().is_err_and(|error| {
+            error.kind == ErrorKind::Reject(Reason::CreateContainerError)
+                && error.message.starts_with(IMAGE_VOLUME_MOUNT_FAILED)
+        });
+        let counter = if has_failed { &self.failed } else { &self.mounted };
+        (0..mounts).for_each(|_| counter.inc([]));
+    }
+
+    fn write(&self, text: &mut Text) {
+        self.requested.write(text);
+        self.mounted.write(text);
+        self.failed.write(text);
     }
 }
 

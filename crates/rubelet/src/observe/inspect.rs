@@ -141,6 +141,7 @@ pub fn facts_of_container(
         created_at: timestamp(status.created_at),
         state,
         log_path: status.log_path,
+        image_volumes: status.mounts.into_iter().filter_map(|mount| Some(mount.image?.image)).collect(),
         user: status.user.and_then(|user| user.linux).map(|user| ContainerUser {
             uid: user.uid,
             gid: user.gid,

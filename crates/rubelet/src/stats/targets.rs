@@ -128,6 +128,7 @@ mod tests {
             created_at: at("2026-11-15T18:00:01Z"),
             state: ContainerState::Running { started_at: at("2026-11-15T18:00:02Z") },
             log_path: String::new(),
+            image_volumes: Vec::new(),
             user: None,
             resources: ContainerResources::default(),
         }

@@ -188,6 +188,34 @@ fn dead_containers_and_unused_images_go_before_pods() {
 }
 
 #[test]
+fn image_that_is_a_volume_of_a_container_is_not_deleted() {
+    let mut settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
+    settings.image_gc.min_age = Duration::ZERO;
+    settings.image_gc.high_percent = 50;
+    settings.image_gc.low_percent = 0;
+    let eviction = EvictionSettings { limits_local_storage: false, ..settings.eviction };
+    let mut test = TestAgent::with_cgroups(Settings { cgroups: None, eviction, ..settings });
+    test.running(&[pod("web")]);
+    let record = test.agent.records.get_mut(&PodUid::new("web")).expect("it runs");
+    let facts = Arc::make_mut(record.facts.as_mut().expect("facts"));
+    facts.containers[0].image_volumes = vec!["data".to_owned()];
+    for _ in 0..2 {
+        while !test.pending().contains(&"ListImages") {
+            test.at_secs += 60;
+            test.handle(Event::Due);
+        }
+        let images = ["data", "old"].map(|id| ListedImage { id: id.to_owned(), ..ListedImage::default() });
+        let space = Some(crate::image_gc::Space { capacity_bytes: 100, available_bytes: 1 });
+        let listing = ImageListing { images: images.to_vec(), space, ..ImageListing::default() };
+        test.answer("ListImages", Ok(Facts::Images(listing)));
+    }
+    test.answer("DeleteImage", Ok(Facts::ImageDeleted { space: None }));
+    test.handle(Event::Due);
+    let deleted: Vec<_> = test.in_flight.iter().filter(|(_, op)| matches!(op, Op::Image(_))).collect();
+    assert!(deleted.is_empty(), "only the unused one: {deleted:?}");
+}
+
+#[test]
 fn pod_over_its_storage_limit_is_evicted_and_critical_ones_stay() {
     let settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
     let mut test = TestAgent::with_cgroups(Settings { cgroups: None, ..settings });

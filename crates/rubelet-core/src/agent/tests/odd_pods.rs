@@ -466,6 +466,7 @@ pub(super) fn started(order: &StartContainer) -> ContainerFacts {
         created_at: ago(0),
         state,
         log_path: format!("/logs/{}/{}.log", order.container, order.attempt),
+        image_volumes: Vec::new(),
         user: None,
         resources: ContainerResources::default(),
     }

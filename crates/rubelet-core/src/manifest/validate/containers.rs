@@ -8,7 +8,9 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, FileKeySelector, PodSpec,
 };
 
-use super::{FieldError, Path, invalid, names, no_backsteps, one_of, probes, quoted, resources, security, volumes};
+use super::{
+    FieldError, PULL_POLICIES, Path, invalid, names, no_backsteps, one_of, probes, quoted, resources, security, volumes,
+};
 use crate::{container::is_host_network, pod::restart_policy::is_sidecar};
 
 /// Pod fields that an environment variable may refer to.
@@ -88,8 +90,7 @@ fn common(
         let why = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode";
         problems.push(FieldError::forbidden(&path.child("volumeDevices").index(index), why));
     }
-    let policies = ["Always", "IfNotPresent", "Never"];
-    one_of(container.image_pull_policy.as_deref(), &policies, &path.child("imagePullPolicy"), problems);
+    one_of(container.image_pull_policy.as_deref(), &PULL_POLICIES, &path.child("imagePullPolicy"), problems);
     if let Some(requirements) = &container.resources {
         resources::container(requirements, &path.child("resources"), problems);
     }

@@ -202,6 +202,7 @@ fn volumes_and_mounts() {
             { "name": "h", "hostPath": { "path": "/x/../y", "type": "Dir" } },
             { "name": "l", "emptyDir": { "sizeLimit": "lots" } },
             { "name": "n", "hostPath": {} },
+            { "name": "i", "image": { "pullPolicy": "Sometimes" } },
         ],
         "containers": [{ "name": "a", "image": "i", "volumeMounts": [
             { "name": "v", "mountPath": "/v" },
@@ -219,6 +220,8 @@ fn volumes_and_mounts() {
     spec.volumes[4].hostPath.type: Unsupported value: "Dir": supported values: "", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"
     spec.volumes[5].emptyDir.sizeLimit: Invalid value: "lots": quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'
     spec.volumes[6].hostPath.path: Required value
+    spec.volumes[7].image.reference: Required value
+    spec.volumes[7].image.pullPolicy: Unsupported value: "Sometimes": supported values: "Always", "IfNotPresent", "Never"
     spec.containers[0].volumeMounts[1].name: Not found: "w"
     spec.containers[0].volumeMounts[1].mountPath: Invalid value: "/v": must be unique
     spec.containers[0].volumeMounts[2].mountPath: Required value

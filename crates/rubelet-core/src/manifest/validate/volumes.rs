@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume, VolumeMount};
 use serde_json::Value;
 
-use super::{FieldError, Path, descending_path, invalid, names, no_backsteps, one_of, quoted, resources};
+use super::{
+    FieldError, PULL_POLICIES, Path, descending_path, invalid, names, no_backsteps, one_of, quoted, resources,
+};
 
 /// Checks the pod's volumes; returns the names of the valid ones, which mounts may refer to.
 pub(super) fn volumes<'a>(spec: &'a PodSpec, path: &Path, problems: &mut Vec<FieldError>) -> BTreeSet<&'a str> {
@@ -41,6 +43,13 @@ fn source(volume: &Volume, path: &Path, problems: &mut Vec<FieldError>) {
     }
     if let Some(limit) = volume.empty_dir.as_ref().and_then(|empty_dir| empty_dir.size_limit.as_ref()) {
         resources::amount(limit, &path.child("emptyDir").child("sizeLimit"), problems);
+    }
+    if let Some(image) = volume.image.as_ref().filter(|_| types.first() == Some(&"image")) {
+        let path = path.child("image");
+        if image.reference.as_deref().is_none_or(str::is_empty) {
+            problems.push(FieldError::required(&path.child("reference"), ""));
+        }
+        one_of(image.pull_policy.as_deref(), &PULL_POLICIES, &path.child("pullPolicy"), problems);
     }
     if let Some(host_path) = &volume.host_path {
         let path = path.child("hostPath");
