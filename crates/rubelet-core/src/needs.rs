@@ -42,6 +42,7 @@ impl Needs {
                 VolumeSource::EmptyDir { .. }
                 | VolumeSource::HostPath { .. }
                 | VolumeSource::Claim(_)
+                | VolumeSource::Invalid(_)
                 | VolumeSource::Unsupported(_) => {}
             }
         }

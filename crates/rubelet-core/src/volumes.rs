@@ -29,6 +29,11 @@ pub mod files;
 /// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.
 pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
 
+/// Media of an emptyDir, and the resources they need.
+const HUGE_PAGES: &str = "HugePages";
+const HUGE_PAGES_OF: &str = "HugePages-";
+const HUGE_PAGES_RESOURCE: &str = "hugepages-";
+
 /// One volume that some container of the pod mounts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VolumeToMount {
@@ -54,6 +59,8 @@ pub enum VolumeSource {
     Csi {
         driver: String,
     },
+    /// It cannot be set up as it is in the manifest; the text says why.
+    Invalid(String),
     /// An unsupported kind of volume; the text is the field's name in the manifest.
     Unsupported(String),
 }
@@ -70,7 +77,10 @@ impl VolumeSource {
                 FilePlugin::DownwardApi => "kubernetes.io/downward-api",
                 FilePlugin::Projected => "kubernetes.io/projected",
             }),
-            VolumeSource::Claim(_) | VolumeSource::Csi { .. } | VolumeSource::Unsupported(_) => None,
+            VolumeSource::Claim(_)
+            | VolumeSource::Csi { .. }
+            | VolumeSource::Invalid(_)
+            | VolumeSource::Unsupported(_) => None,
         }
     }
 }
@@ -81,6 +91,9 @@ pub enum Medium {
     /// `None`: the size of the node's memory.
     Memory {
         size_bytes: Option<u64>,
+    },
+    HugePages {
+        page_bytes: u64,
     },
 }
 
@@ -106,8 +119,7 @@ pub fn volumes_to_mount(pod: &Pod) -> Vec<VolumeToMount> {
 /// The volumes that some container mounts, as the spec has them. Image volumes are mounted by the runtime alone.
 pub fn mounted(spec: &PodSpec) -> impl Iterator<Item = &Volume> {
     let mounted = mounted_names(spec);
-    let volumes = spec.volumes.iter().flatten();
-    volumes.filter(move |volume| volume.image.is_none() && mounted.contains(volume.name.as_str()))
+    spec.volumes.iter().flatten().filter(move |volume| volume.image.is_none() && mounted.contains(volume.name.as_str()))
 }
 
 /// The pod has volumes that may change while it runs.
@@ -218,9 +230,38 @@ fn empty_dir(spec: &PodSpec, source: &EmptyDirVolumeSource) -> VolumeSource {
     let medium = match source.medium.as_deref().unwrap_or_default() {
         "" => Medium::Disk,
         "Memory" => Medium::Memory { size_bytes: memory_size(spec, source) },
-        other => return VolumeSource::Unsupported(format!("emptyDir.medium {other}")),
+        medium if medium == HUGE_PAGES || medium.starts_with(HUGE_PAGES_OF) => match page_bytes(spec, medium) {
+            Ok(page_bytes) => Medium::HugePages { page_bytes },
+            Err(problem) => return VolumeSource::Invalid(problem),
+        },
+        other => return VolumeSource::Invalid(format!("unknown storage medium {other:?}")),
     };
     VolumeSource::EmptyDir { medium, group: fs_group(spec) }
+}
+
+/// The page size of a medium of huge pages, which the pod must request; without one in its name, the only one it requests.
+/// Upstream: `getPageSizeMountOption`.
+fn page_bytes(spec: &PodSpec, medium: &str) -> Result<u64, String> {
+    let size = |text: &str| Quantity::parse(text).map_err(|error| error.to_string());
+    let asked = medium.strip_prefix(HUGE_PAGES_OF).map(size).transpose()?;
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let requirements = spec.resources.iter().chain(containers.filter_map(|container| container.resources.as_ref()));
+    let names = requirements.flat_map(|resources| resources.requests.iter().flatten()).map(|(name, _)| name);
+    let mut found = None;
+    for text in names.filter_map(|name| name.strip_prefix(HUGE_PAGES_RESOURCE)) {
+        let requested = size(text)?;
+        if asked.is_some_and(|asked| asked != requested) {
+            continue;
+        }
+        if found.is_some_and(|found| found != requested) {
+            return Err(format!("medium: {medium} can't be used if container requests multiple huge page sizes"));
+        }
+        found = Some(requested);
+    }
+    let found = found.and_then(|size| u64::try_from(size.value()).ok());
+    found.ok_or_else(|| {
+        format!("medium {medium}: hugePages storage requested, but there is no resource request for huge pages")
+    })
 }
 
 pub fn fs_group(spec: &PodSpec) -> Option<u32> {
@@ -318,6 +359,7 @@ mod tests {
                 {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}},
                 {"name": "all-memory", "emptyDir": {"medium": "Memory"}},
                 {"name": "huge", "emptyDir": {"medium": "HugePages"}},
+                {"name": "tape", "emptyDir": {"medium": "Tape"}},
                 {"name": "host", "hostPath": {"path": "/data"}},
                 {"name": "socket", "hostPath": {"path": "/s", "type": "Socket"}},
                 {"name": "wrong", "hostPath": {"path": "/s", "type": "Sock"}},
@@ -331,12 +373,41 @@ mod tests {
         EmptyDir { medium: Disk, group: Some(2000) }
         EmptyDir { medium: Memory { size_bytes: Some(65536) }, group: Some(2000) }
         EmptyDir { medium: Memory { size_bytes: None }, group: Some(2000) }
-        Unsupported("emptyDir.medium HugePages")
+        Invalid("medium HugePages: hugePages storage requested, but there is no resource request for huge pages")
+        Invalid("unknown storage medium \"Tape\"")
         HostPath { path: "/data", must_be: Unchecked }
         HostPath { path: "/s", must_be: Socket }
         Unsupported("hostPath.type Sock")
         Unsupported("nfs")
         "#);
+    }
+
+    #[test]
+    fn page_size_is_that_of_the_medium_or_the_only_one_requested() {
+        let none = "hugePages storage requested, but there is no resource request for huge pages";
+        for (medium, requests, expected) in [
+            ("HugePages", &["hugepages-2Mi"][..], Ok(2 << 20)),
+            ("HugePages", &["memory"], Err(format!("medium HugePages: {none}"))),
+            (
+                "HugePages",
+                &["hugepages-2Mi", "hugepages-1Gi"],
+                Err("medium: HugePages can't be used if container requests multiple huge page sizes".to_owned()),
+            ),
+            ("HugePages-1Gi", &["hugepages-2Mi", "hugepages-1Gi"], Ok(1 << 30)),
+            ("HugePages-1024Mi", &["hugepages-1Gi"], Ok(1 << 30)),
+            ("HugePages-1Gi", &["hugepages-2Mi"], Err(format!("medium HugePages-1Gi: {none}"))),
+        ] {
+            let requests: serde_json::Map<_, _> =
+                requests.iter().map(|name| ((*name).to_owned(), json!("2Mi"))).collect();
+            for spec in [
+                json!({"containers": [{"name": "c", "resources": {"requests": requests}}]}),
+                json!({"containers": [], "initContainers": [{"name": "c", "resources": {"requests": requests}}]}),
+                json!({"containers": [], "resources": {"requests": requests}}),
+            ] {
+                let spec: PodSpec = serde_json::from_value(spec).unwrap();
+                assert_eq!(page_bytes(&spec, medium), expected, "{medium} {spec:?}");
+            }
+        }
     }
 
     #[test]

@@ -251,6 +251,11 @@ impl Host for LinuxHost {
         self.short(path, move |path| mounter.mount_tmpfs(path, size_bytes, mode)).await
     }
 
+    async fn mount_huge_pages(&self, path: &Path, page_bytes: u64) -> io::Result<()> {
+        let mounter = self.mounter.clone();
+        self.short(path, move |path| mounter.mount_huge_pages(path, page_bytes)).await
+    }
+
     async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
         let mounter = self.mounter.clone();
         let source = volume.join(sub_path);

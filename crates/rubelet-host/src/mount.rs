@@ -91,7 +91,7 @@ impl Mounter {
     pub fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()> {
         let _changing = self.change(path)?;
         let path = resolved(path)?.ok_or(io::ErrorKind::NotFound)?;
-        if is_tmpfs(&path)? {
+        if is_mounted(&path, TMPFS_MAGIC)? {
             return Ok(());
         }
         let size = size_bytes.map_or("100%".to_owned(), |bytes| bytes.to_string());
@@ -101,6 +101,17 @@ impl Mounter {
             Err(Errno::INVAL) => Ok(mount_tmpfs_with(&path, &options)?),
             done => Ok(done?),
         }
+    }
+
+    /// With the mode and owner that the kernel gives them, as upstream.
+    pub fn mount_huge_pages(&self, path: &Path, page_bytes: u64) -> io::Result<()> {
+        let _changing = self.change(path)?;
+        let path = resolved(path)?.ok_or(io::ErrorKind::NotFound)?;
+        if is_mounted(&path, HUGETLBFS_MAGIC)? {
+            return Ok(());
+        }
+        let options = CString::new(format!("pagesize={page_bytes}")).expect("made of numbers and words");
+        Ok(rustix::mount::mount("nodev", path, "hugetlbfs", MountFlags::empty(), options.as_c_str())?)
     }
 
     /// It is no error if nothing is mounted there. Never follows a link in the last place.
@@ -114,11 +125,13 @@ impl Mounter {
     }
 }
 
-/// Whether a tmpfs is mounted exactly there. Every look at a pod checks this, so it does not read the mount table, which
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
+
+/// Whether a file system of this kind is mounted exactly there. Every look at a pod checks this, so it does not read the mount table, which
 /// has a few lines for every pod.
-fn is_tmpfs(path: &Path) -> io::Result<bool> {
-    const MAGIC: rustix::fs::FsWord = 0x0102_1994;
-    Ok(is_mount_point(path)? && rustix::fs::statfs(path)?.f_type == MAGIC)
+fn is_mounted(path: &Path, magic: rustix::fs::FsWord) -> io::Result<bool> {
+    Ok(is_mount_point(path)? && rustix::fs::statfs(path)?.f_type == magic)
 }
 
 /// Whether another file system than around it is mounted right there.

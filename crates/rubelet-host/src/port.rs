@@ -339,6 +339,9 @@ pub trait Host: Send + Sync + 'static {
     /// Mounts a tmpfs; it is no error if one is mounted there already. Without a size it may use all memory of the node.
     async fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()>;
 
+    /// Mounts huge pages of this size; it is no error if some are mounted there already.
+    async fn mount_huge_pages(&self, path: &Path, page_bytes: u64) -> io::Result<()>;
+
     /// Mounts `sub_path` of a volume at `target`, which is created; it is no error if it is mounted there already.
     /// Missing directories of the volume are created with its mode. Links never leave the volume.
     async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()>;

@@ -421,6 +421,10 @@ impl Host for FakeHost {
         self.change("mount", path, |sim, path| sim.disk.mount_tmpfs(path)).await
     }
 
+    async fn mount_huge_pages(&self, path: &Path, _page_bytes: u64) -> io::Result<()> {
+        self.change("mount", path, |sim, path| sim.disk.mount_tmpfs(path)).await
+    }
+
     async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
         let source = volume.join(sub_path);
         self.change_through(&source.clone(), "bind", target, move |sim, target| {

@@ -106,6 +106,7 @@ killed_host! {
         remove_file(path: &Path) -> io::Result<()>;
         remove_tree(path: &Path) -> io::Result<()>;
         mount_tmpfs(path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()>;
+        mount_huge_pages(path: &Path, page_bytes: u64) -> io::Result<()>;
         bind_sub_path(volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()>;
         unmount(path: &Path) -> io::Result<()>;
         remove_cgroup(path: &Path) -> io::Result<()>;

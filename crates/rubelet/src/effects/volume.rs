@@ -145,6 +145,7 @@ async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Res
         VolumeSource::Claim(_) | VolumeSource::Csi { .. } => {
             Err(failure::refused("what it stands for is not known".to_owned()))
         }
+        VolumeSource::Invalid(problem) => Err(failure::refused(problem.clone())),
         VolumeSource::Unsupported(what) => Err(failure::refused(format!("{what} is not supported yet"))),
     }
 }
@@ -169,7 +170,7 @@ async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: Emp
         let is_there = match volume.medium {
             Medium::Disk => host.file_kind(&dir).await.map_err(at_dir("stat"))? == Some(FileKind::Directory),
             // Memory is lost when the node restarts.
-            Medium::Memory { .. } => {
+            Medium::Memory { .. } | Medium::HugePages { .. } => {
                 !host.mounts_below(&dir).await.map_err(at_dir("look for mounts below"))?.is_empty()
             }
         };
@@ -179,8 +180,14 @@ async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: Emp
     }
     let pods_dir = world.paths.pods_dir();
     host.make_dir_beneath(&pods_dir, &dir, 0o777).await.map_err(at_dir("make directory"))?;
-    if let Medium::Memory { size_bytes } = volume.medium {
-        host.mount_tmpfs(&dir, size_bytes, TMPFS_MODE).await.map_err(at_dir("mount tmpfs at"))?;
+    match volume.medium {
+        Medium::Disk => {}
+        Medium::Memory { size_bytes } => {
+            host.mount_tmpfs(&dir, size_bytes, TMPFS_MODE).await.map_err(at_dir("mount tmpfs at"))?;
+        }
+        Medium::HugePages { page_bytes } => {
+            host.mount_huge_pages(&dir, page_bytes).await.map_err(at_dir("mount huge pages at"))?;
+        }
     }
     if let Some(group) = volume.group {
         host.share_dir(&dir, group).await.map_err(at_dir("give to the pod's group"))?;
@@ -328,6 +335,25 @@ mod tests {
         let refused = remove_pod_dir(&world, &PodUid::new(UID)).await.unwrap_err();
         assert!(refused.message.contains("still mounted: ") && refused.message.ends_with("/mem"), "{refused}");
         assert!(mem.join("file").exists());
+        tear_down_all(&world).await;
+    }
+
+    #[tokio::test]
+    async fn huge_pages_are_mounted_once_with_their_size_and_unmounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let mut pod = pod(&json!([{"name": "huge", "emptyDir": {"medium": "HugePages"}}]));
+        let refused = set_up_all(&world, &pod).await;
+        assert!(refused.starts_with("Refused: MountVolume.SetUp failed for volume \"huge\" : medium HugePages: "));
+        let requests = json!({"requests": {"hugepages-2Mi": "2Mi"}});
+        pod.spec.as_mut().unwrap().containers[0].resources = Some(serde_json::from_value(requests).unwrap());
+        for _ in 0..2 {
+            assert_eq!(set_up_all(&world, &pod).await, "Nothing");
+        }
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let place = empty_dir(&world, "huge").canonicalize().unwrap();
+        let here: Vec<_> = table.lines().filter(|line| line.contains(place.to_str().unwrap())).collect();
+        assert!(here.len() == 1 && here[0].contains(" hugetlbfs ") && here[0].contains("pagesize=2M"), "{here:?}");
         tear_down_all(&world).await;
     }
 
