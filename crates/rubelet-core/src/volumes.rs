@@ -183,11 +183,22 @@ pub fn empty_dir_marker(pod_dir: &Path, volume: &str) -> PathBuf {
 }
 
 fn mounted_names(spec: &PodSpec) -> BTreeSet<&str> {
+    mount_names(spec).chain(device_names(spec)).collect()
+}
+
+/// The volumes that containers mount.
+fn mount_names(spec: &PodSpec) -> impl Iterator<Item = &str> {
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let mounts = containers.flat_map(|container| container.volume_mounts.iter().flatten());
     let ephemeral = spec.ephemeral_containers.iter().flatten();
     let ephemeral_mounts = ephemeral.flat_map(|container| container.volume_mounts.iter().flatten());
-    mounts.chain(ephemeral_mounts).map(|mount| mount.name.as_str()).collect()
+    mounts.chain(ephemeral_mounts).map(|mount| mount.name.as_str())
+}
+
+/// The volumes that containers use as devices.
+fn device_names(spec: &PodSpec) -> impl Iterator<Item = &str> {
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    containers.flat_map(|container| container.volume_devices.iter().flatten()).map(|device| device.name.as_str())
 }
 
 /// Without a leading slash, `.` and `..`.

@@ -16,6 +16,7 @@ pub mod kernel_log;
 pub mod lanes;
 pub mod linux;
 pub mod logind;
+mod loop_device;
 pub mod memory_events;
 pub mod mount;
 mod names;

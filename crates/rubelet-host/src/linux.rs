@@ -19,7 +19,7 @@ use crate::{
     fetch::Fetcher,
     fs,
     lanes::{Call, Lanes, Length},
-    mount,
+    loop_device, mount,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
         HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures,
@@ -265,6 +265,10 @@ impl Host for LinuxHost {
 
     async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         self.short(path, mount::mounts_below).await
+    }
+
+    async fn release_loop_devices(&self, file: &Path) -> io::Result<()> {
+        self.short(file, loop_device::release).await
     }
 
     async fn unmount(&self, path: &Path) -> io::Result<()> {

@@ -349,6 +349,9 @@ pub trait Host: Send + Sync + 'static {
     /// Mount points at or below `path`, deepest first, as the kernel knows them (links in `path` resolved).
     async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
 
+    /// Releases the loop devices over this file; none is no error.
+    async fn release_loop_devices(&self, file: &Path) -> io::Result<()>;
+
     /// Unmounts the topmost mount at `path`; it is no error if there is none. A busy one stays and is an error.
     async fn unmount(&self, path: &Path) -> io::Result<()>;
 

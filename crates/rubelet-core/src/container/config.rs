@@ -1,10 +1,13 @@
 //! The ContainerConfig for the runtime.
 //!
-//! Owns: `ContainerConfig`, put together from its parts. Never: devices, which are not supported yet.
+//! Owns: `ContainerConfig`, put together from its parts, and the devices of block volumes. Never: devices of plugins, which are
+//! not supported yet.
 //! Upstream: `generateContainerConfig`.
 
-use k8s_openapi::api::core::v1::{Container, PodSpec};
-use rubelet_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, NamespaceMode};
+use k8s_openapi::api::core::v1::{Container, PodSpec, VolumeDevice};
+use rubelet_cri::v1::{
+    ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, NamespaceMode,
+};
 
 use super::{
     ConfigError,
@@ -45,9 +48,26 @@ pub fn container_config(
         stdin: container.stdin.unwrap_or(false),
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
+        devices: devices(order, container, settings)?,
         linux: Some(linux(order, spec, container, settings)?),
         ..ContainerConfig::default()
     })
+}
+
+/// The block volumes that the container uses as devices.
+fn devices(order: &StartContainer, container: &Container, settings: &Settings) -> Result<Vec<Device>, ConfigError> {
+    let pod_dir = mounts::pod_dir(&settings.root_dir, &order.uid);
+    let device = |used: &VolumeDevice| {
+        let source = order.claimed.get(&used.name).filter(|source| source.is_block()).ok_or_else(|| {
+            ConfigError(format!("cannot find volume {:?} to pass into container {:?}", used.name, container.name))
+        })?;
+        Ok(Device {
+            container_path: used.device_path.clone(),
+            host_path: source.path(&pod_dir).display().to_string(),
+            permissions: if source.read_only { "r" } else { "mrw" }.to_owned(),
+        })
+    };
+    container.volume_devices.iter().flatten().map(device).collect()
 }
 
 /// The subPaths that must be mounted before the container is created.

@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use super::{decode, pattern};
 
 const UNSUPPORTED: &[&str] = &[
-    "spec.<containers>[*].volumeDevices",
     "spec.<containers>[*].resources.claims",
     // There are no device plugins.
     "spec.<containers>[*].resources.limits.<resource>",

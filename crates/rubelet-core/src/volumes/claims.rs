@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     id::namespace_of,
     volumes::{
-        HostPathType,
+        self, HostPathType,
         csi::{self, AccessMode, CsiLifecycle, CsiVolume, DriverRules},
         expansion::ClaimedSize,
         host_path_type,
@@ -39,19 +39,50 @@ pub struct ClaimRef {
     /// Made for this pod from the template in its spec.
     pub is_ephemeral: bool,
     pub read_only: bool,
+    pub usage: VolumeUsage,
+}
+
+/// How the containers of a pod use a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeUsage {
+    /// Its name in the pod.
+    pub volume: String,
+    pub is_mounted: bool,
+    pub is_device: bool,
+}
+
+impl VolumeUsage {
+    fn of(pod: &Pod, volume: &Volume) -> Self {
+        let Some(spec) = &pod.spec else { return VolumeUsage::default() };
+        let is_device = volumes::device_names(spec).any(|name| name == volume.name);
+        let is_mounted = volumes::mount_names(spec).any(|name| name == volume.name);
+        VolumeUsage { volume: volume.name.clone(), is_mounted, is_device }
+    }
+
+    /// Why a volume of this mode cannot be used so.
+    fn mismatch(&self, is_block: bool) -> Option<String> {
+        let (mode, place) = match (is_block, self.is_mounted, self.is_device) {
+            (true, true, _) => ("Block", "volumeMounts"),
+            (false, _, true) => ("Filesystem", "volumeDevices"),
+            (true, false, _) | (false, _, false) => return None,
+        };
+        Some(format!("volume {} has volumeMode {mode}, but is specified in {place}", self.volume))
+    }
 }
 
 impl ClaimRef {
     /// `None` for a volume of another kind.
     pub fn of(pod: &Pod, volume: &Volume) -> Option<ClaimRef> {
         let namespace = namespace_of(pod).to_owned();
+        let usage = VolumeUsage::of(pod, volume);
         if let Some(source) = &volume.persistent_volume_claim {
             let read_only = source.read_only.unwrap_or(false);
-            return Some(ClaimRef { namespace, name: source.claim_name.clone(), is_ephemeral: false, read_only });
+            let name = source.claim_name.clone();
+            return Some(ClaimRef { namespace, name, is_ephemeral: false, read_only, usage });
         }
         volume.ephemeral.as_ref()?;
         let name = format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name);
-        Some(ClaimRef { namespace, name, is_ephemeral: true, read_only: false })
+        Some(ClaimRef { namespace, name, is_ephemeral: true, read_only: false, usage })
     }
 
     /// The name of the persistent volume it is bound to, or why it cannot be used.
@@ -132,8 +163,12 @@ impl PersistentSource {
                 "found PV object {name} but its pv.Spec.ClaimRef.UID {bound_uid} does not point to claim.UID {uid}"
             ));
         }
-        if spec.volume_mode.as_deref() == Some("Block") {
-            return Err("block volumes are not supported yet".to_owned());
+        let is_block = spec.volume_mode.as_deref() == Some("Block");
+        if let Some(why) = claim_ref.usage.mismatch(is_block) {
+            return Err(why);
+        }
+        if is_block && spec.csi.is_none() {
+            return Err(format!("the kind of PV {name} is not supported as a block volume yet"));
         }
         let mount_options = mount_options(volume, spec);
         if spec.csi.is_none() && !mount_options.is_empty() {
@@ -147,7 +182,7 @@ impl PersistentSource {
             }
             let mode = modes.first().and_then(|mode| AccessMode::parse(mode)).unwrap_or(AccessMode::ReadWriteOnce);
             let volume = CsiVolume::persistent(source, mode, DriverRules::of(driver));
-            PersistentKind::Csi(CsiVolume { mount_options, ..volume })
+            PersistentKind::Csi(CsiVolume { mount_options, is_block, ..volume })
         } else if let Some(source) = &spec.host_path {
             let Some(must_be) = host_path_type(source) else {
                 let unknown = source.type_.as_deref().unwrap_or_default();
@@ -179,6 +214,11 @@ impl PersistentSource {
         }
     }
 
+    /// Containers get its block device.
+    pub fn is_block(&self) -> bool {
+        matches!(&self.kind, PersistentKind::Csi(volume) if volume.is_block)
+    }
+
     /// It is published again from time to time.
     pub fn is_republished(&self) -> bool {
         matches!(&self.kind, PersistentKind::Csi(volume) if volume.rules.republish)
@@ -199,6 +239,7 @@ impl PersistentSource {
         match &self.kind {
             PersistentKind::HostPath { path, .. } => path.clone(),
             PersistentKind::Local { .. } => pod_dir.join("volumes").join(LOCAL_PLUGIN).join(&self.name),
+            PersistentKind::Csi(volume) if volume.is_block => block_link(pod_dir, &self.name),
             PersistentKind::Csi(_) => pod_dir.join("volumes").join(CSI_PLUGIN).join(&self.name).join("mount"),
         }
     }
@@ -211,6 +252,11 @@ impl PersistentSource {
             PersistentKind::Csi(volume) => format!("kubernetes.io/csi:{}", volume.driver),
         }
     }
+}
+
+/// The link to a block volume's device.
+pub fn block_link(pod_dir: &Path, name: &str) -> PathBuf {
+    pod_dir.join("volumeDevices").join(CSI_PLUGIN).join(name)
 }
 
 /// The volume must be resolved before it can be set up: its spec does not say all.
@@ -291,8 +337,13 @@ mod tests {
 
     #[test]
     fn persistent_volume_must_be_bound_to_the_claim_and_of_a_kind_we_know() {
-        let claim_ref =
-            ClaimRef { namespace: "prod".to_owned(), name: "c".to_owned(), is_ephemeral: false, read_only: true };
+        let claim_ref = ClaimRef {
+            namespace: "prod".to_owned(),
+            name: "c".to_owned(),
+            is_ephemeral: false,
+            read_only: true,
+            usage: VolumeUsage::default(),
+        };
         let claim = serde_json::from_value(json!({"metadata": {"uid": "claim-1"}})).unwrap();
         let source = |spec: Value| {
             let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
@@ -325,7 +376,30 @@ mod tests {
         the kind of PV pv is not supported yet
         found PV object pv but its pv.Spec.ClaimRef.UID claim-2 does not point to claim.UID claim-1
         found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim
-        block volumes are not supported yet
+        the kind of PV pv is not supported as a block volume yet
         ");
+    }
+
+    #[test]
+    fn block_volume_is_a_device_and_no_mount() {
+        let spec = json!({
+            "volumeMode": "Block", "claimRef": {"uid": "claim-1"}, "csi": {"driver": "d", "volumeHandle": "h"},
+        });
+        let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
+        let claim = serde_json::from_value(json!({"metadata": {"uid": "claim-1"}})).unwrap();
+        let source = |container: Value| {
+            let named = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+            let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [container], "volumes": [named]}});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(volumes::volumes_to_mount(&pod).len(), 1);
+            let claim_ref = ClaimRef::of(&pod, &pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0]).unwrap();
+            PersistentSource::of(&claim_ref, &claim, &volume, None)
+        };
+        let device = source(json!({"name": "c", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})).unwrap();
+        assert!(device.is_block());
+        let link = device.path(Path::new("/pod"));
+        assert_eq!(link, Path::new("/pod/volumeDevices/kubernetes.io~csi/pv"));
+        let mounted = source(json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/x"}]}));
+        assert_eq!(mounted, Err("volume v has volumeMode Block, but is specified in volumeMounts".to_owned()));
     }
 }

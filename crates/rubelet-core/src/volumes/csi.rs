@@ -26,6 +26,8 @@ pub struct CsiVolume {
     pub fs_type: String,
     /// The volume says so, whatever the claim or the containers say.
     pub read_only: bool,
+    /// Its block device is used, and no file system.
+    pub is_block: bool,
     pub attributes: BTreeMap<String, String>,
     pub access_mode: AccessMode,
     pub mount_options: Vec<String>,
@@ -174,6 +176,7 @@ impl CsiVolume {
             lifecycle: CsiLifecycle::Persistent,
             fs_type: source.fs_type.clone().unwrap_or_default(),
             read_only: source.read_only.unwrap_or(false),
+            is_block: false,
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode,
             mount_options: Vec::new(),
@@ -192,6 +195,7 @@ impl CsiVolume {
             lifecycle: CsiLifecycle::Ephemeral,
             fs_type: source.fs_type.clone().unwrap_or_default(),
             read_only: source.read_only.unwrap_or(false),
+            is_block: false,
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode: AccessMode::ReadWriteOnce,
             mount_options: Vec::new(),

@@ -53,6 +53,8 @@ impl fmt::Display for DeviceName {
 pub struct Device {
     pub driver: String,
     pub handle: String,
+    /// Of a block volume, which has a staging path of its own: the name of its persistent volume.
+    pub block: Option<String>,
 }
 
 impl Device {
@@ -60,7 +62,8 @@ impl Device {
     pub fn of(source: &PersistentSource) -> Option<Device> {
         match &source.kind {
             PersistentKind::Csi(volume) if volume.lifecycle == CsiLifecycle::Persistent => {
-                Some(Device { driver: volume.driver.clone(), handle: volume.handle.clone() })
+                let block = volume.is_block.then(|| source.name.clone());
+                Some(Device { driver: volume.driver.clone(), handle: volume.handle.clone(), block })
             }
             PersistentKind::Csi(_) | PersistentKind::HostPath { .. } | PersistentKind::Local { .. } => None,
         }
@@ -223,7 +226,7 @@ impl Devices {
 
     /// What failed on the driver's devices is tried again at once. Returns the pods that want them.
     pub fn retry(&mut self, driver: &str, now: Now) -> Vec<PodUid> {
-        let prefix = DeviceName::of(&Device { driver: driver.to_owned(), handle: String::new() });
+        let prefix = DeviceName::of(&Device { driver: driver.to_owned(), handle: String::new(), block: None });
         let failed = self.failures.iter_mut().filter(|(name, _)| name.0.starts_with(&prefix.0));
         let mut names = Vec::new();
         for (name, failure) in failed {
@@ -332,7 +335,7 @@ mod tests {
     }
 
     fn device(handle: &str) -> Device {
-        Device { driver: "d".to_owned(), handle: handle.to_owned() }
+        Device { driver: "d".to_owned(), handle: handle.to_owned(), block: None }
     }
 
     fn found(handle: &str, pods: &[&str]) -> FoundDevice {

@@ -108,6 +108,7 @@ killed_host! {
         mount_tmpfs(path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()>;
         mount_huge_pages(path: &Path, page_bytes: u64) -> io::Result<()>;
         bind_sub_path(volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()>;
+        release_loop_devices(file: &Path) -> io::Result<()>;
         unmount(path: &Path) -> io::Result<()>;
         remove_cgroup(path: &Path) -> io::Result<()>;
     }

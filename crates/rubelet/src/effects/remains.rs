@@ -32,7 +32,7 @@ pub(super) async fn after(
 
 async fn find(world: &World, place: &PodPlace) -> Result<Remains, EffectError> {
     let pod_dir = world.paths.pods_dir().join(directories::component(place.pod.uid.as_str())?);
-    for dir in [pod_dir.join("volume-subpaths"), pod_dir.join("volumes")] {
+    for dir in [pod_dir.join("volume-subpaths"), pod_dir.join("volumeDevices"), pod_dir.join("volumes")] {
         if exists(world, &dir).await? {
             return Ok(Remains::Volumes);
         }

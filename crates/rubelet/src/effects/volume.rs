@@ -25,6 +25,7 @@ use crate::world::World;
 
 pub use self::devices::list_devices;
 
+mod block;
 mod claim;
 mod csi;
 mod devices;
@@ -121,7 +122,11 @@ pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<(), Effect
     let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);
     world.host.remove_tree(&marks).await.map_err(|error| failure::io("remove", &marks, &error))?;
     unmount_below(world, &pod_dir.join("volume-subpaths")).await?;
-    csi::unpublish_all(world, &pod_dir).await?;
+    let [files, devices] = <[_; 2]>::from(tokio::join!(
+        csi::unpublish_all(world, &pod_dir),
+        block::unpublish_all(world, &pod_dir, &pod.uid)
+    ));
+    csi::all_of(vec![files, devices])?;
     unmount_below(world, &pod_dir.join("volumes")).await
 }
 

@@ -3,13 +3,15 @@
 //! Owns: stage and publish with what each needs (attachment, secrets, the pod's names), unpublish and unstage from
 //! `vol_data.json`, which is written before the first call, so that what a driver did is undone whoever asks. A driver's error
 //! after which nothing can be mounted removes the file again. Never: unmounts anything itself.
-//! Upstream: `pkg/volume/csi` (`csi_attacher.go`, `csi_mounter.go`).
+//! Upstream: `pkg/volume/csi` (`csi_attacher.go`, `csi_mounter.go`, `csi_block.go`).
 
 use std::{
     collections::BTreeMap,
+    io,
     path::{Path, PathBuf},
 };
 
+use futures_util::future::join_all;
 use k8s_openapi::api::{
     core::v1::{Pod, Secret},
     storage::v1::VolumeAttachment,
@@ -36,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{files::Owner, persistent};
+use super::{block, files::Owner, persistent};
 use crate::{
     effects::{failure, status},
     world::World,
@@ -47,7 +49,7 @@ const FILE_MODE: u32 = 0o600;
 /// `vol_data.json` beside the mount, with upstream's fields.
 const DATA_FILE: &str = "vol_data.json";
 const DATA_MAX_BYTES: u64 = 64 * 1024;
-pub(super) const STAGING: &str = "globalmount";
+const STAGING: &str = "globalmount";
 const MOUNT: &str = "mount";
 const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
@@ -83,10 +85,28 @@ fn sha256_hex(parts: &[&str]) -> String {
     digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The directory of a device: its staging path and its `vol_data.json`.
-pub(super) fn device_dir(world: &World, device: &Device) -> Result<PathBuf, EffectError> {
+/// Where a device lies on disk.
+#[derive(Debug)]
+pub(super) struct DevicePlace {
+    pub staging: PathBuf,
+    /// The directory of its `vol_data.json`.
+    data: PathBuf,
+    /// What is left of it on disk, in the order of removal: the data file goes last, until then the driver is asked again.
+    all: Vec<PathBuf>,
+}
+
+pub(super) fn device_place(world: &World, device: &Device) -> Result<DevicePlace, EffectError> {
+    if let Some(name) = &device.block {
+        let (devices, name) = (block::devices_dir(world), super::component(name)?);
+        let (own, staging, publish) =
+            (devices.join(name), devices.join("staging").join(name), devices.join("publish").join(name));
+        let all = vec![staging.clone(), publish, own.clone()];
+        return Ok(DevicePlace { staging, data: own.join("data"), all });
+    }
     let driver = super::component(&device.driver)?;
-    Ok(devices_dir(world).join(driver).join(sha256_hex(&[&device.handle])))
+    let data = devices_dir(world).join(driver).join(sha256_hex(&[&device.handle]));
+    let staging = data.join(STAGING);
+    Ok(DevicePlace { all: vec![staging.clone(), data.clone()], staging, data })
 }
 
 pub(super) fn devices_dir(world: &World) -> PathBuf {
@@ -94,9 +114,8 @@ pub(super) fn devices_dir(world: &World) -> PathBuf {
 }
 
 pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &CsiVolume) -> Result<Facts, EffectError> {
-    let device = Device { driver: volume.driver.clone(), handle: volume.handle.clone() };
-    let dir = device_dir(world, &device)?;
-    let staging_path = dir.join(STAGING);
+    let device = Device::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
+    let DevicePlace { staging: staging_path, data: data_dir, all } = device_place(world, &device)?;
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
     let publish_context = publish_context(world, source, volume).await?;
@@ -105,7 +124,9 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Csi
     let made = host.make_dir_beneath(&world.paths.root_dir, &staging_path, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &staging_path, &error))?;
     let data = VolumeData { driver_name: device.driver, volume_handle: device.handle, ..VolumeData::default() };
-    write_data(world, &dir, &data).await?;
+    let made = host.make_dir_beneath(&world.paths.root_dir, &data_dir, DIR_MODE).await;
+    made.map_err(|error| failure::io("make directory", &data_dir, &error))?;
+    write_data(world, &data_dir, &data).await?;
     if !capabilities.stage_unstage {
         return Ok(Facts::Nothing);
     }
@@ -117,7 +138,7 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Csi
         Ok(()) => Ok(Facts::Nothing),
         Err(error) => {
             if !error.is_uncertain() {
-                remove_dir(world, &dir, STAGING).await?;
+                remove(world, &all).await?;
             }
             Err(called("attacher.MountDevice failed", &error))
         }
@@ -125,13 +146,13 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Csi
 }
 
 pub(super) async fn unstage(world: &World, device: &Device) -> Result<Facts, EffectError> {
-    let dir = device_dir(world, device)?;
+    let DevicePlace { staging, all, .. } = device_place(world, device)?;
     let client = client(world, &device.driver)?;
     if capabilities(&client).await?.stage_unstage {
-        let done = client.unstage(&device.handle, &dir.join(STAGING)).await;
+        let done = client.unstage(&device.handle, &staging).await;
         done.map_err(|error| called("attacher.UnmountDevice failed", &error))?;
     }
-    remove_dir(world, &dir, STAGING).await?;
+    remove(world, &all).await?;
     Ok(Facts::Nothing)
 }
 
@@ -141,21 +162,11 @@ pub(super) async fn publish(
     source: &PersistentSource,
     volume: &CsiVolume,
 ) -> Result<(), EffectError> {
-    let target_path = source.path(owner.dir);
     let dir = owner.dir.join("volumes").join(CSI_PLUGIN).join(super::component(&source.name)?);
+    let target_path = dir.join(MOUNT);
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
-    let publish_context = publish_context(world, source, volume).await?;
-    let mut secrets = secrets(world, volume.publish_secret.as_ref()).await?;
-    let mut volume_context = volume_context(owner, volume);
-    if let Some(tokens) = tokens(world, owner, volume).await? {
-        let name = TOKENS_KEY.to_owned();
-        if volume.rules.tokens_are_secret {
-            secrets.insert(name, tokens);
-        } else {
-            volume_context.insert(name, tokens);
-        }
-    }
+    let request = publish_request(world, owner, source, (volume, &capabilities), &target_path).await?;
     let was_published = is_mounted(world, &target_path).await?;
     let made = world.host.make_dir_beneath(&world.paths.pods_dir(), &dir, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &dir, &error))?;
@@ -169,32 +180,54 @@ pub(super) async fn publish(
         volume_lifecycle_mode: Some(volume.lifecycle.as_str().to_owned()),
     };
     write_data(world, &dir, &data).await?;
-    let is_staged = capabilities.stage_unstage && volume.lifecycle == CsiLifecycle::Persistent;
-    let device = Device { driver: volume.driver.clone(), handle: volume.handle.clone() };
-    let staging_path = if is_staged { Some(device_dir(world, &device)?.join(STAGING)) } else { None };
+    if let Err(error) = client.publish(request).await {
+        // What containers may be using stays.
+        if !error.is_uncertain() && !was_published {
+            remove(world, &[target_path, dir]).await?;
+        }
+        return Err(called("mounter.SetUpAt failed", &error));
+    }
+    if volume.is_given_to_group(capabilities.volume_mount_group) && !source.read_only {
+        persistent::share(world, owner.pod, &target_path).await?;
+    }
+    Ok(())
+}
+
+/// All that the driver is told of a volume and of its pod.
+pub(super) async fn publish_request(
+    world: &World,
+    owner: &Owner<'_>,
+    source: &PersistentSource,
+    (volume, capabilities): (&CsiVolume, &NodeCapabilities),
+    target_path: &Path,
+) -> Result<PublishVolume, EffectError> {
+    let publish_context = publish_context(world, source, volume).await?;
+    let mut secrets = secrets(world, volume.publish_secret.as_ref()).await?;
+    let mut volume_context = volume_context(owner, volume);
+    if let Some(tokens) = tokens(world, owner, volume).await? {
+        let name = TOKENS_KEY.to_owned();
+        if volume.rules.tokens_are_secret {
+            secrets.insert(name, tokens);
+        } else {
+            volume_context.insert(name, tokens);
+        }
+    }
+    let staging_path = match Device::of(source).filter(|_| capabilities.stage_unstage) {
+        Some(device) => Some(device_place(world, &device)?.staging),
+        None => None,
+    };
     let group = owner.pod.spec.as_ref().and_then(volumes::fs_group);
     let delegated = group.filter(|_| capabilities.volume_mount_group);
-    let request = PublishVolume {
+    Ok(PublishVolume {
         handle: volume.handle.clone(),
         staging_path,
-        target_path: target_path.clone(),
-        access: access(volume, &capabilities, delegated.map(i64::from)),
+        target_path: target_path.to_owned(),
+        access: access(volume, capabilities, delegated.map(i64::from)),
         read_only: source.read_only || volume.read_only,
         publish_context,
         volume_context,
         secrets,
-    };
-    if let Err(error) = client.publish(request).await {
-        // What containers may be using stays.
-        if !error.is_uncertain() && !was_published {
-            remove_dir(world, &dir, MOUNT).await?;
-        }
-        return Err(called("mounter.SetUpAt failed", &error));
-    }
-    if volume.is_given_to_group(delegated.is_some()) && !source.read_only {
-        persistent::share(world, owner.pod, &target_path).await?;
-    }
-    Ok(())
+    })
 }
 
 /// Undoes what was published into the pod's directory, by the drivers that did it. A mount that stays is an error.
@@ -202,48 +235,57 @@ pub(super) async fn unpublish_all(world: &World, pod_dir: &Path) -> Result<(), E
     let plugin_dir = pod_dir.join("volumes").join(CSI_PLUGIN);
     let names = match world.host.list_dir(&plugin_dir).await {
         Ok(entries) => entries.into_iter().filter(|entry| entry.kind == FileKind::Directory),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failure::io("list", &plugin_dir, &error)),
     };
-    let mut failures = Vec::new();
-    for entry in names {
+    let plugin_dir = &plugin_dir;
+    let ends = names.map(|entry| async move {
         let undone = unpublish(world, &plugin_dir.join(&entry.name)).await;
-        failures.extend(undone.err().map(|error| (entry.name, error)));
-    }
-    let Some((_, first)) = failures.first() else { return Ok(()) };
+        undone.map_err(|error| EffectError {
+            message: format!("UnmountVolume.TearDown failed for volume {:?} : {error}", entry.name),
+            ..error
+        })
+    });
+    all_of(join_all(ends).await)
+}
+
+/// One error of several.
+pub(super) fn all_of(results: Vec<Result<(), EffectError>>) -> Result<(), EffectError> {
+    let failures: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+    let Some(first) = failures.first() else { return Ok(()) };
     let kind = first.kind.clone();
-    let messages =
-        failures.iter().map(|(name, error)| format!("UnmountVolume.TearDown failed for volume {name:?} : {error}"));
-    Err(EffectError { kind, message: messages.collect::<Vec<_>>().join("; ") })
+    let messages: Vec<_> = failures.into_iter().map(|failure| failure.message).collect();
+    Err(EffectError { kind, message: messages.join("; ") })
 }
 
 async fn unpublish(world: &World, dir: &Path) -> Result<(), EffectError> {
+    let all = [dir.join(MOUNT), dir.to_owned()];
     let Some(data) = read_data(world, dir).await? else {
         // Its call was never made: the file is written first, and removed last.
-        return remove_dir(world, dir, MOUNT).await;
+        return remove(world, &all).await;
     };
     let client = client(world, &data.driver_name)?;
-    let done = client.unpublish(&data.volume_handle, &dir.join(MOUNT)).await;
+    let done = client.unpublish(&data.volume_handle, &all[0]).await;
     done.map_err(|error| called("Unmounter.TearDownAt failed", &error))?;
-    remove_dir(world, dir, MOUNT).await
+    remove(world, &all).await
 }
 
-/// Removes an unmounted mount point, the data file, and their directory.
-async fn remove_dir(world: &World, dir: &Path, mount: &str) -> Result<(), EffectError> {
-    let point = dir.join(mount);
-    if is_mounted(world, &point).await? {
-        let message = format!("kubernetes.io/csi: {} is still mounted", point.display());
-        return Err(EffectError { kind: ErrorKind::Retry, message });
+/// Removes trees in this order, once nothing is mounted in any of them.
+async fn remove(world: &World, trees: &[PathBuf]) -> Result<(), EffectError> {
+    for tree in trees {
+        if is_mounted(world, tree).await? {
+            let message = format!("kubernetes.io/csi: {} is still mounted", tree.display());
+            return Err(EffectError { kind: ErrorKind::Retry, message });
+        }
     }
-    // The data file goes last: until then the driver is asked again.
-    for path in [point.as_path(), dir] {
-        world.host.remove_tree(path).await.map_err(|error| failure::io("remove", path, &error))?;
+    for tree in trees {
+        world.host.remove_tree(tree).await.map_err(|error| failure::io("remove", tree, &error))?;
     }
     Ok(())
 }
 
 /// At the path or below it.
-async fn is_mounted(world: &World, path: &Path) -> Result<bool, EffectError> {
+pub(super) async fn is_mounted(world: &World, path: &Path) -> Result<bool, EffectError> {
     let mounts = world.host.mounts_below(path).await;
     mounts.map(|mounts| !mounts.is_empty()).map_err(|error| failure::io("look for mounts below", path, &error))
 }
@@ -281,7 +323,7 @@ pub(super) async fn capabilities(client: &Client) -> Result<NodeCapabilities, Ef
     client.capabilities().await.map_err(|error| called("failed to get the driver's capabilities", &error))
 }
 
-fn called(what: &str, error: &CsiError) -> EffectError {
+pub(super) fn called(what: &str, error: &CsiError) -> EffectError {
     EffectError { kind: ErrorKind::Retry, message: format!("kubernetes.io/csi: {what}: {error}") }
 }
 
@@ -298,6 +340,9 @@ pub(super) fn access(
         AccessMode::ReadOnlyMany => CsiAccessMode::MultiNodeReaderOnly,
         AccessMode::ReadWriteMany => CsiAccessMode::MultiNodeMultiWriter,
     };
+    if volume.is_block {
+        return VolumeAccess { mode, access_type: AccessType::Block };
+    }
     let (fs_type, mount_flags) = (volume.fs_type.clone(), volume.mount_options.clone());
     VolumeAccess { mode, access_type: AccessType::Mount { fs_type, mount_flags, volume_mount_group } }
 }

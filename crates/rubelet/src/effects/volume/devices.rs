@@ -19,20 +19,16 @@ use rubelet_core::{
 };
 use rubelet_host::port::FileKind;
 
-use super::csi;
+use super::{block, csi};
 use crate::{effects::failure, world::World};
-
-/// Block volumes have their own directory beside the drivers'.
-const VOLUME_DEVICES: &str = "volumeDevices";
 
 pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
     let mut found: BTreeMap<Device, BTreeSet<PodUid>> = BTreeMap::new();
     for driver_dir in dirs(world, &csi::devices_dir(world)).await? {
-        if driver_dir.ends_with(VOLUME_DEVICES) {
-            continue;
-        }
+        let is_block = driver_dir == block::devices_dir(world);
         for dir in dirs(world, &driver_dir).await? {
-            found.extend(device_in(world, &dir).await?.map(|device| (device, BTreeSet::new())));
+            let device = if is_block { block_device_in(world, &dir).await? } else { device_in(world, &dir).await? };
+            found.extend(device.map(|device| (device, BTreeSet::new())));
         }
     }
     if found.is_empty() {
@@ -47,6 +43,13 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
                 pods.insert(uid.clone());
             }
         }
+        let links = block::links_dir(&pod_dir);
+        for name in names(world, &links).await? {
+            let users = found.iter_mut().find(|(device, _)| device.block.as_ref() == Some(&name));
+            if let (Some((_, pods)), Some(uid)) = (users, &uid) {
+                pods.insert(uid.clone());
+            }
+        }
     }
     Ok(Facts::Devices(found.into_iter().map(|(device, pods)| FoundDevice { device, pods }).collect()))
 }
@@ -54,8 +57,23 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
 /// `None` if there is no data file, or if it names none.
 async fn device_in(world: &World, dir: &Path) -> Result<Option<Device>, EffectError> {
     let Some(data) = csi::read_data(world, dir).await? else { return Ok(None) };
-    let device = Device { driver: data.driver_name, handle: data.volume_handle };
+    let device = Device { driver: data.driver_name, handle: data.volume_handle, block: None };
     Ok(Some(device).filter(|device| !device.driver.is_empty() && !device.handle.is_empty()))
+}
+
+/// The directory has the name of its persistent volume.
+async fn block_device_in(world: &World, dir: &Path) -> Result<Option<Device>, EffectError> {
+    let block = dir.file_name().map(|name| name.to_string_lossy().into_owned());
+    Ok(device_in(world, &dir.join("data")).await?.map(|device| Device { block, ..device }))
+}
+
+/// The names in a directory; none if it does not exist.
+async fn names(world: &World, path: &Path) -> Result<Vec<String>, EffectError> {
+    match world.host.list_dir(path).await {
+        Ok(entries) => Ok(entries.into_iter().map(|entry| entry.name).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(failure::io("list", path, &error)),
+    }
 }
 
 /// The directories in a directory; none if it does not exist.

@@ -23,7 +23,7 @@ use rubelet_kube::{
 };
 use serde_json::Value;
 
-use super::csi;
+use super::{block, csi};
 use crate::{
     effects::{failure, status},
     world::World,
@@ -78,12 +78,16 @@ async fn call(
         let error = format!("NodeExpand is not supported by the CSI driver {}", volume.driver);
         return Ok(Called::Unsupported { error });
     }
-    let device = Device { driver: volume.driver.clone(), handle: volume.handle.clone() };
-    let staging_path = csi::device_dir(world, &device)?.join(csi::STAGING);
+    let device = Device::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
+    // For a block volume upstream gives the path that it was published to.
+    let volume_path = match volume.is_block {
+        true => block::publish_path(world, &source.name, uid)?,
+        false => source.path(&world.paths.pod_dir(uid)),
+    };
     let request = ExpandVolume {
         handle: volume.handle.clone(),
-        volume_path: source.path(&world.paths.pod_dir(uid)),
-        staging_path: Some(staging_path),
+        volume_path,
+        staging_path: Some(csi::device_place(world, &device)?.staging),
         required_bytes: Quantity::parse(wanted).map_or(0, Quantity::value),
         access: csi::access(volume, &capabilities, None),
         secrets: csi::secrets(world, volume.expand_secret.as_ref()).await?,

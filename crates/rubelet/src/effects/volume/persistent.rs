@@ -15,7 +15,7 @@ use rubelet_core::{
 };
 use rubelet_host::port::{FileKind, Sharing};
 
-use super::{csi, files::Owner, set_up_host_path};
+use super::{block, csi, files::Owner, set_up_host_path};
 use crate::{
     effects::{directories::component, failure},
     world::World,
@@ -33,6 +33,7 @@ pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &Persistent
             bind(world, path, &place).await?;
             if source.read_only { Ok(()) } else { share(world, owner.pod, &place).await }
         }
+        PersistentKind::Csi(volume) if volume.is_block => block::publish(world, owner, source, volume).await,
         PersistentKind::Csi(volume) => csi::publish(world, owner, source, volume).await,
     }
 }

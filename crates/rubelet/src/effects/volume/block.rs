@@ -1,0 +1,121 @@
+//! Block volumes of CSI drivers: devices for containers.
+//!
+//! Owns: what lies where, with upstream's paths: the driver publishes to `volumeDevices/publish/<volume>/<pod>`; the device is
+//! bound to `volumeDevices/<volume>/dev/<pod>`; a link in the pod's directory leads containers to it. The link is made first and
+//! removed last, so that what was published is found by it. Never: keeps a device from its removal by a loop device, as
+//! upstream does; those of upstream are released.
+//! Upstream: `csi_block.go`, `util/volumepathhandler`.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use futures_util::future::join_all;
+use rubelet_core::{
+    effect::{EffectError, ErrorKind},
+    id::PodUid,
+    volumes::{
+        claims::{CSI_PLUGIN, PersistentSource, block_link},
+        csi::CsiVolume,
+    },
+};
+
+use super::{component, csi, files::Owner};
+use crate::{effects::failure, world::World};
+
+const DIR_MODE: u32 = 0o750;
+/// The directory of the links in a pod's directory, and that of the devices among the drivers'.
+const VOLUME_DEVICES: &str = "volumeDevices";
+
+pub(super) fn devices_dir(world: &World) -> PathBuf {
+    csi::devices_dir(world).join(VOLUME_DEVICES)
+}
+
+/// The links of a pod.
+pub(super) fn links_dir(pod_dir: &Path) -> PathBuf {
+    pod_dir.join(VOLUME_DEVICES).join(CSI_PLUGIN)
+}
+
+pub(super) fn publish_path(world: &World, volume: &str, pod: &PodUid) -> Result<PathBuf, EffectError> {
+    Ok(devices_dir(world).join("publish").join(component(volume)?).join(component(pod.as_str())?))
+}
+
+/// The place that upstream's agent expects to be mounted.
+fn bound_path(world: &World, volume: &str, pod: &PodUid) -> Result<PathBuf, EffectError> {
+    Ok(devices_dir(world).join(component(volume)?).join("dev").join(component(pod.as_str())?))
+}
+
+pub(super) async fn publish(
+    world: &World,
+    owner: &Owner<'_>,
+    source: &PersistentSource,
+    volume: &CsiVolume,
+) -> Result<(), EffectError> {
+    let (host, root_dir) = (&world.host, &world.paths.root_dir);
+    let target = publish_path(world, &source.name, owner.uid)?;
+    let link = block_link(owner.dir, &source.name);
+    let client = csi::client(world, &volume.driver)?;
+    let capabilities = csi::capabilities(&client).await?;
+    let request = csi::publish_request(world, owner, source, (volume, &capabilities), &target).await?;
+    for dir in [target.parent(), link.parent()].into_iter().flatten() {
+        let made = host.make_dir_beneath(root_dir, dir, DIR_MODE).await;
+        made.map_err(|error| failure::io("make directory", dir, &error))?;
+    }
+    host.make_link(&target, &link).await.map_err(|error| failure::io("make link", &link, &error))?;
+    client.publish(request).await.map_err(|error| csi::called("blockMapper.MapPodDevice failed", &error))?;
+    if host.file_kind(&target).await.map_err(|error| failure::io("stat", &target, &error))?.is_none() {
+        let message = format!("kubernetes.io/csi: the driver made no device at {}", target.display());
+        return Err(EffectError { kind: ErrorKind::Retry, message });
+    }
+    let bound = bound_path(world, &source.name, owner.uid)?;
+    let (Some(dir), Some(name)) = (target.parent(), target.file_name()) else { return Ok(()) };
+    host.bind_sub_path(dir, Path::new(name), &bound).await.map_err(|error| failure::io("mount at", &bound, &error))
+}
+
+/// Undoes what was published for the pod, by the drivers that did it.
+pub(super) async fn unpublish_all(world: &World, pod_dir: &Path, uid: &PodUid) -> Result<(), EffectError> {
+    let links = links_dir(pod_dir);
+    let entries = match world.host.list_dir(&links).await {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(failure::io("list", &links, &error)),
+    };
+    let ends = entries.into_iter().map(|entry| async move {
+        let undone = unpublish(world, pod_dir, uid, &entry.name).await;
+        undone.map_err(|error| EffectError {
+            message: format!("UnmapVolume.UnmapPodDevice failed for volume {:?} : {error}", entry.name),
+            ..error
+        })
+    });
+    csi::all_of(join_all(ends).await)?;
+    let dir = pod_dir.join(VOLUME_DEVICES);
+    world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove", &dir, &error))
+}
+
+async fn unpublish(world: &World, pod_dir: &Path, uid: &PodUid, volume: &str) -> Result<(), EffectError> {
+    let host = &world.host;
+    let bound = bound_path(world, volume, uid)?;
+    let released = host.release_loop_devices(&bound).await;
+    released.map_err(|error| failure::io("release the loop device over", &bound, &error))?;
+    for point in
+        host.mounts_below(&bound).await.map_err(|error| failure::io("look for mounts below", &bound, &error))?
+    {
+        host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
+    }
+    host.remove_tree(&bound).await.map_err(|error| failure::io("remove", &bound, &error))?;
+    let target = publish_path(world, volume, uid)?;
+    // Without the file nothing was published: it is written before the first call, and removed after the last.
+    if let Some(data) = csi::read_data(world, &devices_dir(world).join(component(volume)?).join("data")).await? {
+        let client = csi::client(world, &data.driver_name)?;
+        let done = client.unpublish(&data.volume_handle, &target).await;
+        done.map_err(|error| csi::called("blockMapper.UnmapPodDevice failed", &error))?;
+    }
+    if csi::is_mounted(world, &target).await? {
+        let message = format!("kubernetes.io/csi: {} is still mounted", target.display());
+        return Err(EffectError { kind: ErrorKind::Retry, message });
+    }
+    host.remove_tree(&target).await.map_err(|error| failure::io("remove", &target, &error))?;
+    let link = block_link(pod_dir, volume);
+    host.remove_file(&link).await.map_err(|error| failure::io("remove", &link, &error))
+}
