@@ -149,6 +149,14 @@ pub fn churn() -> Command {
         .arg(number_arg("per-minute", "Pods that come and go each minute", "20"))
 }
 
+pub fn volumes() -> Command {
+    Command::new("volumes")
+        .about("Pods with ten volumes of all kinds each start on a node of a cluster while the agent is killed, and leave nothing")
+        .arg(Arg::new("agent").long("agent").value_parser(["rubelet", "upstream"]).default_value("rubelet"))
+        .arg(Arg::new("built").long("built").value_name("PATH").help("This Rubelet, instead of building the release"))
+        .arg(number_arg("pods", "How many pods", "50"))
+}
+
 fn number_arg(name: &'static str, help: &'static str, default: &'static str) -> Arg {
     Arg::new(name)
         .long(name)

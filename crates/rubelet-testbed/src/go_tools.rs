@@ -1,8 +1,8 @@
 //! Programs built from the Go module proxy: containerd 2.4, runc, the CNI plugins, Kubernetes, etcd, metrics-server,
-//! upstream's suite.
+//! a CSI driver with its sidecars, upstream's suite.
 //!
 //! Owns: what is built and how; the versions are pinned by `testbed/go/*/go.mod`. A finished build is kept under
-//! `target/testbed/` and made again when its module files change.
+//! `target/testbed/` and made again when its module files or its own sources change.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
@@ -32,6 +32,16 @@ pub struct GoTool {
     /// The name of the program, where it is not the package's.
     program: Option<&'static str>,
     kind: Kind,
+    fix: Option<Fix>,
+}
+
+/// What a file of a module says wrongly, and what it is built with instead.
+#[derive(Clone, Copy, Debug)]
+struct Fix {
+    module: &'static str,
+    file: &'static str,
+    /// Each must be there once.
+    replace: &'static [(&'static str, &'static str)],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +53,7 @@ enum Kind {
 
 /// A program of a pure Go module.
 const PLAIN: GoTool =
-    GoTool { name: "", module: "", packages: &[], tags: "", cgo: "0", program: None, kind: Kind::Programs };
+    GoTool { name: "", module: "", packages: &[], tags: "", cgo: "0", program: None, kind: Kind::Programs, fix: None };
 
 /// containerd 2.4 and its programs.
 pub const RUNTIME: &[GoTool] = &[
@@ -92,6 +102,47 @@ pub const METRICS_SERVER: GoTool = GoTool {
     name: "metrics-server",
     module: "metrics-server",
     packages: &["sigs.k8s.io/metrics-server/cmd/metrics-server"],
+    ..PLAIN
+};
+
+/// kubernetes-csi's driver for directories and loop devices of one node.
+pub const CSI_HOSTPATH: GoTool = GoTool {
+    name: "csi-hostpath",
+    module: "csi-hostpath",
+    packages: &["github.com/kubernetes-csi/csi-driver-host-path/cmd/hostpathplugin"],
+    fix: Some(SAVED_STATE),
+    ..PLAIN
+};
+/// The version that the proxy has saves only new volumes, so a driver that starts again knows of nothing that is attached, staged or
+/// published; later ones save changes, too. And whoever kills it may do so while it writes.
+const SAVED_STATE: Fix = Fix {
+    module: "github.com/kubernetes-csi/csi-driver-host-path",
+    file: "pkg/state/state.go",
+    replace: &[
+        ("s.Volumes[i] = update\n\t\t\treturn nil", "s.Volumes[i] = update\n\t\t\treturn s.dump()"),
+        (
+            "err := ioutil.WriteFile(s.statefilePath, data, 0600); err != nil",
+            "err := errors.Join(ioutil.WriteFile(s.statefilePath+\".new\", data, 0600), \
+             os.Rename(s.statefilePath+\".new\", s.statefilePath)); err != nil",
+        ),
+    ],
+};
+/// What runs beside a CSI driver. The stand-ins are this project's: their originals are not on the proxy.
+pub const CSI_SIDECARS: GoTool = GoTool {
+    name: "csi-sidecars",
+    module: "csi-sidecars",
+    packages: &[
+        "github.com/kubernetes-csi/external-provisioner/v5/cmd/csi-provisioner",
+        "./attacher-stand-in",
+        "./registrar-stand-in",
+    ],
+    ..PLAIN
+};
+/// In a module of its own, because it and the provisioner disagree about a library.
+pub const CSI_RESIZER: GoTool = GoTool {
+    name: "csi-resizer",
+    module: "csi-resizer",
+    packages: &["github.com/kubernetes-csi/external-resizer/cmd/csi-resizer"],
     ..PLAIN
 };
 
@@ -174,6 +225,13 @@ impl GoTool {
             let path = self.dir().join(name);
             hash.update(fs::read(&path).with_context(|| format!("read {}", path.display()))?);
         }
+        for own in self.packages.iter().filter_map(|package| package.strip_prefix("./")) {
+            let path = self.dir().join(own).join("main.go");
+            hash.update(fs::read(&path).with_context(|| format!("read {}", path.display()))?);
+        }
+        if let Some(fix) = self.fix {
+            hash.update(format!("{fix:?}"));
+        }
         hash.update(format!("{:?} {} {}", self.packages, self.tags, self.cgo));
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
@@ -185,15 +243,50 @@ impl GoTool {
             Kind::Tests => command("go", ["test", "-c"]),
         };
         go.arg("-buildvcs=false");
+        if let Some(fix) = self.fix {
+            go.arg(format!("-modfile={}", self.with(&fix)?.display()));
+        }
         go.arg(format!("-ldflags={}", self.ldflags()?)).arg(format!("-tags={}", self.tags));
         go.arg("-o").arg(bin.join(self.program.unwrap_or_default())).args(self.packages);
         go.current_dir(self.dir()).env("CGO_ENABLED", self.cgo);
         output(&mut go, Duration::from_secs(3600)).map(drop)
     }
 
-    /// Kubernetes does not take its version from the module, and does not run as `v0.0.0`.
+    /// A copy of the fixed module, and a go.mod that names it.
+    fn with(&self, fix: &Fix) -> anyhow::Result<PathBuf> {
+        let work = project::target().join("testbed/fixed").join(self.name);
+        if work.exists() {
+            fs::remove_dir_all(&work)?;
+        }
+        fs::create_dir_all(&work)?;
+        let mut go = command("go", ["list", "-m", "-f", "{{.Dir}}", fix.module]);
+        let original = output(go.current_dir(self.dir()), SHORT)?;
+        let copy = work.join("module");
+        let mut copying = command("cp", ["--recursive", "--no-preserve=mode", original.trim()]);
+        output(copying.arg(&copy), SHORT)?;
+        let file = copy.join(fix.file);
+        let mut text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        for (wrong, right) in fix.replace {
+            ensure!(text.matches(wrong).count() == 1, "{} of {} has not once `{wrong}`", fix.file, fix.module);
+            text = text.replace(wrong, right);
+        }
+        fs::write(&file, text)?;
+        let go_mod = fs::read_to_string(self.dir().join("go.mod"))?;
+        let path = work.join("go.mod");
+        fs::write(&path, format!("{go_mod}\nreplace {} => {}\n", fix.module, copy.display()))?;
+        fs::copy(self.dir().join("go.sum"), work.join("go.sum"))?;
+        Ok(path)
+    }
+
+    /// Kubernetes and the CSI driver do not take their versions from the module. The former does not run as `v0.0.0`, the latter answers
+    /// nothing without one.
     fn ldflags(&self) -> anyhow::Result<String> {
         let mut flags = "-s -w".to_owned();
+        if self.module == CSI_HOSTPATH.module {
+            let go_mod = fs::read_to_string(self.dir().join("go.mod"))?;
+            let version = required_version(&go_mod, "github.com/kubernetes-csi/csi-driver-host-path")?;
+            flags.push_str(&format!(" -X main.version={version}"));
+        }
         if ["kubernetes", "e2e"].contains(&self.module) {
             let version = required_version(&fs::read_to_string(self.dir().join("go.mod"))?, "k8s.io/kubernetes")?;
             let mut parts = version.trim_start_matches('v').split('.');
@@ -225,7 +318,14 @@ mod tests {
     }
 
     #[test]
+    fn own_sources_of_a_tool_exist() {
+        assert_eq!(files(&[CSI_SIDECARS])[1..3], ["attacher-stand-in", "registrar-stand-in"]);
+        CSI_SIDECARS.fingerprint().unwrap();
+    }
+
+    #[test]
     fn kubernetes_is_built_as_the_version_its_module_requires() {
+        assert!(CSI_HOSTPATH.ldflags().unwrap().contains(" -X main.version=v"));
         let flags = KUBECTL.ldflags().unwrap();
         let version = required_version("go 1.26\n\nrequire k8s.io/kubernetes v1.2.3\n", "k8s.io/kubernetes").unwrap();
         assert_eq!(version, "v1.2.3");

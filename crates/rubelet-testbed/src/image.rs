@@ -3,7 +3,7 @@
 //! Owns: the archive format, the content of the pause and busybox images. `ctr images import` reads the result.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, fs,
     io::{Read, Write},
     path::{Path, PathBuf},
@@ -235,6 +235,29 @@ pub fn busybox_layer(busybox: &Path) -> anyhow::Result<Layer> {
     layer.finish()
 }
 
+/// Programs of this machine, in `/usr/local/bin`, with the libraries they need at the paths the loader looks for.
+pub fn programs_layer(programs: &[&Path]) -> anyhow::Result<Layer> {
+    let mut layer = LayerBuilder::default();
+    let mut libraries = BTreeSet::new();
+    for program in programs {
+        let name = program.file_name().and_then(|name| name.to_str()).context("a program has a name")?;
+        let content = fs::read(program).with_context(|| format!("read {}", program.display()))?;
+        layer = layer.file(&format!("usr/local/bin/{name}"), &content, 0o755)?;
+        let needed = output(&mut command("ldd", [program]), SHORT)?;
+        libraries.extend(library_paths(&needed).map(str::to_owned));
+    }
+    for library in libraries {
+        let content = fs::read(&library).with_context(|| format!("read {library}"))?;
+        layer = layer.file(library.trim_start_matches('/'), &content, 0o755)?;
+    }
+    layer.finish()
+}
+
+/// The paths in what `ldd` prints: `name => /path (address)`, and for the loader `/path (address)`.
+fn library_paths(ldd: &str) -> impl Iterator<Item = &str> {
+    ldd.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+}
+
 fn pause_source() -> PathBuf {
     project::root().join("testbed/pause.rs")
 }
@@ -318,6 +341,14 @@ mod tests {
         let mut expected = vec!["manifest.json".to_owned(), config(0), config(1), base.name(), top.name()];
         expected[3..].sort();
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn library_paths_leave_out_what_the_kernel_brings() {
+        let ldd = "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x7f)\n\
+                   \t/lib64/ld-linux-x86-64.so.2 (0x7f)\n";
+        let paths: Vec<_> = library_paths(ldd).collect();
+        assert_eq!(paths, ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"]);
     }
 
     #[test]

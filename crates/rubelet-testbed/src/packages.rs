@@ -3,7 +3,11 @@
 //! Owns: the list of tools and the package of each. Installs what is missing; if it cannot, it reports
 //! exactly what is missing.
 
-use std::{os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 
@@ -51,6 +55,16 @@ pub const DEBIAN_CONTAINERD: &[Need] = &[
 pub const RUNC_BUILD: &[Need] =
     &[program("pkg-config", "pkg-config"), file("/usr/include/seccomp.h", "libseccomp-dev"), program("gcc", "gcc")];
 
+/// What a CSI driver for directories and loop devices runs.
+pub const CSI_DRIVER: &[Need] = &[
+    program("mount", "mount"),
+    program("umount", "mount"),
+    program("losetup", "mount"),
+    program("findmnt", "util-linux"),
+    program("fallocate", "util-linux"),
+    program("blockdev", "util-linux"),
+];
+
 /// Installs what is missing of `needs`.
 pub fn ensure(needs: &[Need]) -> anyhow::Result<()> {
     let mut missing: Vec<_> = needs.iter().filter(|need| !need.tool.is_there()).map(|need| need.package).collect();
@@ -95,11 +109,16 @@ fn install(packages: &[&str]) -> anyhow::Result<()> {
 
 impl Tool {
     pub fn is_there(self) -> bool {
+        self.path().is_some()
+    }
+
+    /// Where it is.
+    pub fn path(self) -> Option<PathBuf> {
         match self {
-            Tool::File(path) => Path::new(path).exists(),
+            Tool::File(path) => Some(PathBuf::from(path)).filter(|path| path.exists()),
             Tool::Program(name) => {
                 let path = std::env::var_os("PATH").unwrap_or_default();
-                std::env::split_paths(&path).any(|dir| is_program(&dir.join(name)))
+                std::env::split_paths(&path).map(|dir| dir.join(name)).find(|path| is_program(path))
             }
         }
     }

@@ -1,0 +1,8 @@
+//go:build tools
+
+// Package tools names what `cargo xtask` builds, so that go.mod and go.sum pin it.
+package tools
+
+import (
+	_ "github.com/kubernetes-csi/csi-driver-host-path/cmd/hostpathplugin"
+)
