@@ -1,5 +1,5 @@
 //! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `model`, `cost`, `fuzz`, `e2e`, `vm`,
-//! `conformance`, `bench`, `chaos`, `churn`, `gen`.
+//! `conformance`, `bench`, `chaos`, `churn`, `volumes`, `gen`.
 //!
 //! Owns: the command line. Each command is a file, or a separate program.
 
@@ -38,7 +38,9 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
         Some(("model", _)) => model::run()?,
         Some(("sim", args)) => sim::run(&args.get_many("args").into_iter().flatten().cloned().collect::<Vec<_>>())?,
-        Some(("e2e" | "vm" | "conformance" | "bench" | "chaos" | "churn", _)) => return hand_over::to("rubelet-e2e"),
+        Some(("e2e" | "vm" | "conformance" | "bench" | "chaos" | "churn" | "volumes", _)) => {
+            return hand_over::to("rubelet-e2e");
+        }
         Some(("gen", _)) => return hand_over::to("rubelet-gen"),
         Some((other, _)) => unreachable!("clap knows no command `{other}`"),
         None => unreachable!("clap requires a command"),
@@ -84,6 +86,7 @@ fn command() -> Command {
         .subcommand(cli::bench())
         .subcommand(cli::chaos())
         .subcommand(cli::churn())
+        .subcommand(cli::volumes())
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
 }
 

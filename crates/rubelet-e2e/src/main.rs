@@ -1,5 +1,5 @@
 //! The commands of `cargo xtask` that test or measure the built program: `e2e`, `vm`, `conformance`, `bench`, `chaos`,
-//! `churn`, and `up` with a control plane.
+//! `churn`, `volumes`, and `up` with a control plane.
 //!
 //! Owns: which command is which file. Their options are in `rubelet_testbed::cli`, because `xtask` documents them, too.
 
@@ -13,6 +13,7 @@ mod dice;
 mod e2e;
 mod up;
 mod vm;
+mod volumes;
 
 use std::process::ExitCode;
 
@@ -25,7 +26,16 @@ use rubelet_testbed::{
 use crate::e2e::Tested;
 
 fn main() -> ExitCode {
-    let commands = [cli::up(), cli::e2e(), cli::vm(), cli::conformance(), cli::bench(), cli::chaos(), cli::churn()];
+    let commands = [
+        cli::up(),
+        cli::e2e(),
+        cli::vm(),
+        cli::conformance(),
+        cli::bench(),
+        cli::chaos(),
+        cli::churn(),
+        cli::volumes(),
+    ];
     let command = Command::new("cargo xtask").subcommand_required(true).subcommands(commands);
     cli::conclude(run(&command.get_matches()))
 }
@@ -46,6 +56,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("conformance", args)) => return conformance::run(&conformance::Options::parse(args)?),
         Some(("chaos", args)) => return chaos::run(&chaos::Options::parse(args)?),
         Some(("churn", args)) => return churn::run(&churn::Options::parse(args)),
+        Some(("volumes", args)) => return volumes::run(&volumes::Options::parse(args)),
         Some(("bench", args)) if args.get_flag("cluster") => {
             bench::cluster::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?;
         }

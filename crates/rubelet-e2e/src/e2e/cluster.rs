@@ -7,6 +7,7 @@ mod admission;
 mod authorization;
 mod certificates;
 mod churn;
+pub mod csi;
 mod events;
 mod eviction;
 mod faults;
@@ -105,12 +106,13 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         if cgroups::is_v2() { swap::WITH_CGROUP_V2 } else { &[] },
         if CgroupDriver::of_machine() == CgroupDriver::Systemd { shutdown::WITH_LOGIND } else { &[] },
     ];
-    groups.into_iter().flatten()
+    csi::cases().chain(groups.into_iter().flatten())
 }
 
 /// Builds the additional programs of tests in advance: building during the tests would delay them.
 pub fn build() -> anyhow::Result<()> {
-    go_tools::ensure(&[go_tools::METRICS_SERVER]).map(drop)
+    go_tools::ensure(&[go_tools::METRICS_SERVER])?;
+    csi::build()
 }
 
 /// The poll period of conditions.

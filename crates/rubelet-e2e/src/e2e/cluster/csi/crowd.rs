@@ -1,0 +1,143 @@
+//! Many pods with many volumes of all kinds, while the agent is killed.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use rubelet_testbed::sweep::mounts_below;
+use serde_json::{Value, json};
+
+use crate::e2e::cluster::{
+    ClusterCase, ClusterNode, OBEDIENT, Plane,
+    csi::{claim, claimed, driver::Driver, spec_with, wait_only_driver},
+    pod,
+};
+
+pub const CASES: &[ClusterCase] = &[ClusterCase {
+    name: "pods with ten volumes each, CSI among them, start while the agent is killed, and leave nothing",
+    plane: Plane::Shared,
+    run: crowd,
+}];
+
+/// `cargo xtask volumes` starts fifty.
+const PODS: usize = 10;
+
+fn crowd(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    crowd_of(cluster, PODS)
+}
+
+/// Starts that many pods with ten volumes each and kills the agent in the middle.
+pub fn crowd_of(cluster: &mut ClusterNode, count: usize) -> anyhow::Result<()> {
+    cluster.start()?;
+    let driver = Driver::deploy(cluster)?;
+    cluster.apply_all(vec![
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" }, "data": { "a": "1" } }),
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "password" }, "stringData": { "a": "2" } }),
+    ])?;
+    let names: Vec<String> = (0..count).map(|number| format!("crowd{number}")).collect();
+    let volumes = names.iter().map(|name| local_volume(cluster, name)).collect::<anyhow::Result<Vec<_>>>()?;
+    cluster.plane().apply(&json!({ "apiVersion": "v1", "kind": "List", "items": volumes }))?;
+    let mut objects: Vec<Value> = names.iter().map(|name| claim(&driver, name, "ReadWriteOnce")).collect();
+    objects.extend(names.iter().map(|name| local_claim(cluster, name)));
+    objects.extend(names.iter().map(|name| manifest(cluster, &driver, name)));
+    cluster.apply_all(objects)?;
+    cluster.wait("some of them run", 240, |cluster| {
+        let running = ready(cluster)?;
+        ensure!(running >= count / 4, "{running} run");
+        Ok(())
+    })?;
+    cluster.node.agent.kill();
+    thread::sleep(Duration::from_secs(1));
+    cluster.node.agent.spawn()?;
+    cluster.wait("all of them run", 480, |cluster| {
+        let running = ready(cluster)?;
+        ensure!(running == count, "{running} run");
+        Ok(())
+    })?;
+    for pod in cluster.pods()?.iter().filter(|pod| pod.name().starts_with("crowd")) {
+        let restarts = &pod.container("main")["restartCount"];
+        ensure!(restarts == 0, "{} started {restarts} times again: a volume was missing", pod.name());
+    }
+    // Asked again for an inline volume, by the agent that started again, this version of the driver forgets where it is mounted.
+    driver.kill(cluster)?;
+    cluster.kubectl(&["delete", "--wait=false", "pod", "--selector=app=crowd"])?;
+    wait_only_driver(cluster, 300)?;
+    cluster.kubectl(&["delete", "pvc", "--all"])?;
+    driver.wait_nothing_left(cluster, 180)?;
+    cluster.wait("no mount of the pods is left", 60, |cluster| {
+        let own = cluster.pods()?.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>();
+        let pods = cluster.node.agent.root_dir().join("pods");
+        let mut left = mounts_below(&pods)?;
+        left.retain(|mount| !own.iter().any(|uid| mount.starts_with(pods.join(uid))));
+        ensure!(left.is_empty(), "left: {left:?}");
+        Ok(())
+    })?;
+    let selector = format!("--selector=of={}", cluster.name);
+    cluster.kubectl(&["delete", "pv", &selector])?;
+    driver.remove(cluster)
+}
+
+fn ready(cluster: &ClusterNode) -> anyhow::Result<usize> {
+    Ok(cluster.pods()?.iter().filter(|pod| pod.name().starts_with("crowd") && pod.is_ready()).count())
+}
+
+/// Its container ends if a volume lacks what belongs there.
+fn manifest(cluster: &ClusterNode, driver: &Driver, name: &str) -> Value {
+    let volumes = [
+        json!({ "name": "scratch", "emptyDir": {} }),
+        json!({ "name": "memory", "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" } }),
+        json!({ "name": "settings", "configMap": { "name": "settings" } }),
+        json!({ "name": "password", "secret": { "secretName": "password" } }),
+        json!({ "name": "joined", "projected": { "sources": [
+            { "configMap": { "name": "settings" } },
+            { "serviceAccountToken": { "path": "token", "expirationSeconds": 600 } },
+        ] } }),
+        json!({ "name": "labels", "downwardAPI": {
+            "items": [{ "path": "labels", "fieldRef": { "fieldPath": "metadata.labels" } }],
+        } }),
+        json!({ "name": "host", "hostPath": { "path": "/etc" } }),
+        claimed("claim", name),
+        json!({ "name": "inline", "csi": { "driver": driver.name } }),
+        claimed("local", &format!("local-{name}")),
+    ];
+    let check = "[ $(cat /settings/a) = 1 ] && [ $(cat /password/a) = 2 ] && [ -s /joined/token ] && [ -s /host/passwd ] \
+                 && grep -q crowd /labels/labels && for dir in scratch memory claim inline local; do \
+                 echo $HOSTNAME >> /$dir/by && [ $(cat /$dir/by) = $HOSTNAME ] || exit 1; done";
+    let spec = spec_with(cluster, &format!("{check} && {OBEDIENT}"), &volumes);
+    let mut pod = pod(name, &spec);
+    pod["metadata"]["labels"] = json!({ "app": "crowd" });
+    pod
+}
+
+fn local_volume(cluster: &ClusterNode, name: &str) -> anyhow::Result<Value> {
+    let path = cluster.node.bed.layout.dir.join("local").join(name);
+    std::fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
+    Ok(json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": { "name": format!("{}-{name}", cluster.name), "labels": { "of": cluster.name } },
+        "spec": {
+            "capacity": { "storage": "8Mi" },
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "",
+            "local": { "path": path },
+            "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [
+                { "key": "kubernetes.io/hostname", "operator": "In", "values": [cluster.name] },
+            ] }] } },
+        },
+    }))
+}
+
+fn local_claim(cluster: &ClusterNode, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": { "name": format!("local-{name}") },
+        "spec": {
+            "storageClassName": "",
+            "volumeName": format!("{}-{name}", cluster.name),
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "8Mi" } },
+        },
+    })
+}

@@ -1,0 +1,51 @@
+//! The image of a CSI driver and its sidecars.
+//!
+//! Owns: its content. One image for all of them, so that a node imports one archive.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use rubelet_testbed::{
+    go_tools,
+    image::{Image, LayerBuilder, Start, busybox_layer, newer, programs_layer, write},
+    packages,
+    progress::step,
+    project,
+};
+
+pub const NAME: &str = "rubelet.test/csi:1";
+
+/// In the image's root directory.
+const PROGRAMS: [&str; 5] =
+    ["hostpathplugin", "csi-provisioner", "csi-resizer", "attacher-stand-in", "registrar-stand-in"];
+
+/// Builds what is missing; returns the archive.
+pub fn ensure() -> anyhow::Result<PathBuf> {
+    packages::ensure(packages::CSI_DRIVER)?;
+    let bin = go_tools::ensure(&[go_tools::CSI_HOSTPATH, go_tools::CSI_SIDECARS, go_tools::CSI_RESIZER])?;
+    let archive = project::target().join("testbed/images/csi.tar");
+    let programs = PROGRAMS.map(|name| bin.join(name));
+    if !newer(&archive, &programs.each_ref().map(PathBuf::as_path)) {
+        step("making the image of the CSI driver", || make(&archive, &programs))?;
+    }
+    Ok(archive)
+}
+
+fn make(archive: &Path, programs: &[PathBuf]) -> anyhow::Result<()> {
+    let tools = packages::CSI_DRIVER
+        .iter()
+        .map(|need| need.tool.path().with_context(|| format!("{} has no {need:?}", need.package)))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let tools: Vec<&Path> = tools.iter().map(PathBuf::as_path).collect();
+    let mut own = LayerBuilder::default();
+    for (name, program) in PROGRAMS.iter().zip(programs) {
+        own = own.file(name, &fs::read(program)?, 0o755)?;
+    }
+    let layers = [busybox_layer(Path::new("/bin/busybox"))?, programs_layer(&tools)?, own.finish()?];
+    let [busybox, tools, own] = &layers;
+    let start = Start { cmd: &["sh"], ..Start::default() };
+    write(archive, &[Image { names: &[NAME], start, layers: &[busybox, tools, own] }])
+}
