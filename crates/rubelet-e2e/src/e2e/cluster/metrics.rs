@@ -132,7 +132,7 @@ fn scrape(cluster: &ClusterNode, path: &str) -> anyhow::Result<Page> {
     Page::parse(&proxied(cluster, path)?).with_context(|| path.to_owned())
 }
 
-fn proxied(cluster: &ClusterNode, path: &str) -> anyhow::Result<String> {
+pub fn proxied(cluster: &ClusterNode, path: &str) -> anyhow::Result<String> {
     cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{}/proxy/{path}", cluster.name)])
 }
 

@@ -1,19 +1,28 @@
-//! The size of CSI volumes: growth while in use.
+//! The size of CSI volumes: growth while in use, and the figures of the agent.
 
 use anyhow::{Context as _, ensure};
-use serde_json::json;
+use rubelet_testbed::agent::AgentOptions;
+use serde_json::{Value, json};
 
 use crate::e2e::cluster::{
     ClusterCase, ClusterNode, OBEDIENT, Plane,
     csi::{claim, claimed, driver::Driver, events, spec_with},
+    metrics::proxied,
     pod,
 };
 
-pub const CASES: &[ClusterCase] = &[ClusterCase {
-    name: "a CSI volume grows under its running pod, and the claim, the pod and events tell so",
-    plane: Plane::Shared,
-    run: growth,
-}];
+pub const CASES: &[ClusterCase] = &[
+    ClusterCase {
+        name: "a CSI volume grows under its running pod, and the claim, the pod and events tell so",
+        plane: Plane::Shared,
+        run: growth,
+    },
+    ClusterCase {
+        name: "the metrics and the summary have the figures of a CSI volume with its claim's name",
+        plane: Plane::Shared,
+        run: figures,
+    },
+];
 
 fn growth(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
@@ -44,6 +53,48 @@ fn growth(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     }
     let after = cluster.pod("web")?.identity("main")?;
     ensure!(after == before, "the pod was disturbed: {before:?}, then {after:?}");
+    cluster.kubectl(&["delete", "pod/web", "pvc/data"])?;
+    driver.wait_nothing_left(cluster, 90)?;
+    driver.remove(cluster)
+}
+
+fn figures(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    let mut config = cluster.node.agent.own_cgroups()?;
+    config.insert("volumeStatsAggPeriod".to_owned(), json!("5s"));
+    let options = AgentOptions { config, cluster: Some(cluster.membership()?), ..AgentOptions::default() };
+    cluster.node.reconfigure(&options)?;
+    cluster.start()?;
+    let driver = Driver::deploy(cluster)?;
+    let spec = spec_with(cluster, OBEDIENT, &[claimed("store", "data")]);
+    cluster.apply_all(vec![claim(&driver, "data", "ReadWriteOnce"), pod("web", &spec)])?;
+    cluster.wait_running("web", 120)?;
+    let summary = cluster.wait("the summary names the claim", 100, |cluster| {
+        let summary: Value = serde_json::from_str(&proxied(cluster, "stats/summary")?)?;
+        let mut pods = summary["pods"].as_array().into_iter().flatten();
+        let pod = pods.find(|pod| pod["podRef"]["name"] == "web").context("the pod is not there")?;
+        let mut volumes = pod["volume"].as_array().into_iter().flatten();
+        let volume = volumes.find(|volume| volume["name"] == "store");
+        volume.cloned().with_context(|| format!("volumes are {}", pod["volume"]))
+    })?;
+    let claim = json!({ "name": "data", "namespace": cluster.name });
+    ensure!(summary["pvcRef"] == claim, "{summary}");
+    let positive = |name: &str| summary[name].as_u64().filter(|figure| *figure > 0).with_context(|| name.to_owned());
+    // The driver's volumes are directories: it tells the figures of the file system below.
+    let (capacity, inodes) = (positive("capacityBytes")?, positive("inodes")?);
+    ensure!(positive("availableBytes")? < capacity && positive("inodesFree")? < inodes, "{summary}");
+    let names = ["capacity_bytes", "available_bytes", "used_bytes", "inodes", "inodes_free", "inodes_used"];
+    cluster.wait("the metrics have them, too", 30, |cluster| {
+        let page = proxied(cluster, "metrics")?;
+        for name in names {
+            let labels = format!("{{namespace=\"{}\",persistentvolumeclaim=\"data\"}} ", cluster.name);
+            let start = format!("kubelet_volume_stats_{name}{labels}");
+            let line =
+                page.lines().find_map(|line| line.strip_prefix(&start)).with_context(|| format!("no {start}"))?;
+            let figure: f64 = line.trim().parse()?;
+            ensure!(figure > 0.0, "{start} is {figure}");
+        }
+        Ok(())
+    })?;
     cluster.kubectl(&["delete", "pod/web", "pvc/data"])?;
     driver.wait_nothing_left(cluster, 90)?;
     driver.remove(cluster)
