@@ -40,6 +40,7 @@ const CASES: &[ClusterCase] = &[
         plane: Plane::Shared,
         run: ephemeral,
     },
+    ClusterCase { name: "a CSI block volume is written and read through its device", plane: Plane::Shared, run: block },
     ClusterCase {
         name: "a ReadWriteOncePod CSI volume waits for the pod before",
         plane: Plane::Shared,
@@ -157,6 +158,34 @@ fn ephemeral(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     driver.wait_nothing_left(cluster, 90)?;
     let claims = cluster.kubectl(&["get", "pvc", "-o", "name"])?;
     ensure!(claims.is_empty(), "claims are left: {claims}");
+    driver.remove(cluster)
+}
+
+fn block(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let driver = Driver::deploy(cluster)?;
+    let mut raw = claim(&driver, "raw", "ReadWriteOnce");
+    raw["spec"]["volumeMode"] = json!("Block");
+    cluster.apply(raw)?;
+    let write = "echo through-the-device | dd of=/dev/raw bs=64 seek=1 conv=notrunc,sync && sync";
+    let mut writer = spec(&cluster.name, &format!("[ -b /dev/raw ] && {write} && {OBEDIENT}"));
+    writer["terminationGracePeriodSeconds"] = json!(1);
+    writer["containers"][0]["volumeDevices"] = json!([{ "name": "raw", "devicePath": "/dev/raw" }]);
+    writer["volumes"] = json!([claimed("raw", "raw")]);
+    let mut reader = writer.clone();
+    reader["containers"][0]["command"] = json!(["sh", "-c", OBEDIENT]);
+    for (name, spec) in [("writer", writer), ("reader", reader)] {
+        cluster.apply(pod(name, &spec))?;
+        cluster.wait_running(name, 120)?;
+        cluster.wait("what was written is on the device", 10, |cluster| {
+            let read = exec(cluster, name, "dd if=/dev/raw bs=64 skip=1 count=1 2>/dev/null | tr -d '\\0'")?;
+            ensure!(read == "through-the-device\n", "{name} reads {read:?}");
+            Ok(())
+        })?;
+        cluster.kubectl(&["delete", "pod", name])?;
+    }
+    cluster.kubectl(&["delete", "pvc", "raw"])?;
+    driver.wait_nothing_left(cluster, 90)?;
     driver.remove(cluster)
 }
 
