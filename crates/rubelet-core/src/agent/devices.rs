@@ -10,13 +10,15 @@ use crate::{
     effect::{EffectError, ErrorKind, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
     flights::Subject,
+    id::PodUid,
     node::Routine,
+    observation::Remains,
     op::{NodeOp, Op, VolumeOp},
     pod::{Cure, PodRecord},
     time::Now,
     volumes::{
         claims::PersistentSource,
-        devices::{Device, DeviceName},
+        devices::{Device, DeviceName, Devices},
     },
 };
 
@@ -26,6 +28,7 @@ impl Agent {
         let subject = Subject::Device(DeviceName::of(&device));
         if !self.outbox.flights.contains(&subject) {
             let reason = "a pod needs it".to_owned();
+            self.node.devices.begin_stage(&source);
             self.outbox.send(subject, VolumeOp::Stage { source }, reason, &self.settings, now);
         }
     }
@@ -94,5 +97,25 @@ impl Agent {
             (_, Err(error)) => self.node.devices.failed(name, error.message, now),
         }
         self.touched.extend(users);
+    }
+}
+
+/// What a pod's step on its volumes says of their devices.
+pub(super) fn note_step(devices: &mut Devices, uid: &PodUid, op: &Op, result: &Result<Facts, EffectError>) {
+    let Op::Volume(op) = op else { return };
+    match (op, result) {
+        (VolumeOp::Resolve { .. }, Ok(Facts::Volume(source))) => devices.want(uid, source),
+        (VolumeOp::SetUp { claimed: Some(source), .. }, Err(_)) => devices.distrust(source),
+        (VolumeOp::TearDown(_), Ok(Facts::Remains(remains))) if *remains > Remains::Volumes => devices.release(uid),
+        (
+            VolumeOp::Resolve { .. }
+            | VolumeOp::SetUp { .. }
+            | VolumeOp::Refresh { .. }
+            | VolumeOp::Expand { .. }
+            | VolumeOp::TearDown(_)
+            | VolumeOp::Stage { .. }
+            | VolumeOp::Unstage { .. },
+            Ok(_) | Err(_),
+        ) => {}
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use self::events::{failed_volume, leftover_task, stuck};
 use crate::{
-    agent::Agent,
+    agent::{Agent, devices},
     effect::{EffectError, EffectId, ErrorKind, EventRecord, Facts, InvolvedObject, Reason, Severity},
     event::Source,
     event_reasons,
@@ -17,7 +17,7 @@ use crate::{
     id::{ContainerId, PodUid},
     images::ImageTarget,
     node::Routine,
-    observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts, Remains},
+    observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
     op::{ContainerOp, Dirties, Op, OpKind, PodOp, VolumeOp},
     pod::{
         Cure, DuringLook, Failure, Lifecycle, Look, PodRecord, Preparation,
@@ -212,13 +212,7 @@ impl Agent {
         let Some(record) = self.records.get_mut(uid) else { return };
         let was_released = record.is_released();
         let started = started(&flight.op, &result);
-        match (&flight.op, &result) {
-            (Op::Volume(VolumeOp::Resolve { .. }), Ok(Facts::Volume(source))) => self.node.devices.want(uid, source),
-            (Op::Volume(VolumeOp::TearDown(_)), Ok(Facts::Remains(remains))) if *remains > Remains::Volumes => {
-                self.node.devices.release(uid);
-            }
-            _ => {}
-        }
+        devices::note_step(&mut self.node.devices, uid, &flight.op, &result);
         for event in apply_result(record, &subject, flight, result, now) {
             self.outbox.record(event);
         }

@@ -95,8 +95,10 @@ pub struct Devices {
     /// By pods whose volumes are not torn down.
     wanted: BTreeMap<DeviceName, Wanted>,
     by_pod: BTreeMap<PodUid, BTreeSet<DeviceName>>,
-    /// By this process. The value: the attach/detach controller attached it.
-    staged: BTreeMap<DeviceName, bool>,
+    /// By this process.
+    staged: BTreeSet<DeviceName>,
+    /// What this process began to stage, until a look finds nothing of it on disk.
+    begun: BTreeMap<DeviceName, BegunStage>,
     /// The last look at the disk; `None` before the first.
     found: Option<BTreeMap<DeviceName, FoundDevice>>,
     /// Those of them that no pod uses or wants.
@@ -110,6 +112,13 @@ struct Wanted {
     source: Arc<PersistentSource>,
     /// The first one came first.
     pods: Vec<PodUid>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BegunStage {
+    /// By the attach/detach controller.
+    is_attached: bool,
+    is_under_way: bool,
 }
 
 /// The look at devices on disk: one at a time; one requested meanwhile follows it.
@@ -158,7 +167,7 @@ impl Devices {
 
     pub fn state<'a>(&'a self, source: &PersistentSource, node: Option<&NodeObject>, now: Now) -> DeviceState<'a> {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return DeviceState::Staged };
-        if self.staged.contains_key(&name) {
+        if self.staged.contains(&name) {
             return DeviceState::Staged;
         }
         if source.is_attached_by_controller() && !node.is_some_and(|node| node.has_attached(name.as_str())) {
@@ -182,7 +191,7 @@ impl Devices {
 
     /// The pods that want a device which is not staged.
     pub fn waiting_pods(&self) -> Vec<PodUid> {
-        let waiting = self.wanted.iter().filter(|(name, _)| !self.staged.contains_key(name));
+        let waiting = self.wanted.iter().filter(|(name, _)| !self.staged.contains(name));
         waiting.flat_map(|(_, wanted)| wanted.pods.iter().cloned()).collect()
     }
 
@@ -206,21 +215,40 @@ impl Devices {
         changed.flat_map(|(_, wanted)| wanted.pods.iter().cloned()).collect()
     }
 
+    /// From now on it may be staged, whatever the result.
+    pub fn begin_stage(&mut self, source: &PersistentSource) {
+        let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
+        let is_attached = source.is_attached_by_controller();
+        self.begun.insert(name, BegunStage { is_attached, is_under_way: true });
+    }
+
     pub fn staged(&mut self, source: &PersistentSource) {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
+        let is_attached = source.is_attached_by_controller();
+        self.begun.insert(name.clone(), BegunStage { is_attached, is_under_way: false });
         self.failures.remove(&name);
         if !self.wanted.contains_key(&name) {
             self.request_look();
         }
-        self.staged.insert(name, source.is_attached_by_controller());
+        self.staged.insert(name);
     }
 
     /// A driver may have staged it all the same, so it is looked for on disk when nobody wants it.
     pub fn failed(&mut self, name: &DeviceName, message: String, now: Now) {
         let failure = Failure::of_volume(self.failures.get(name), message, now);
         self.failures.insert(name.clone(), failure);
+        if let Some(begun) = self.begun.get_mut(name) {
+            begun.is_under_way = false;
+        }
         if !self.wanted.contains_key(name) {
             self.request_look();
+        }
+    }
+
+    /// A volume could not be published: a driver that was restarted may not know that it is staged.
+    pub fn distrust(&mut self, source: &PersistentSource) {
+        if let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) {
+            self.staged.remove(&name);
         }
     }
 
@@ -239,6 +267,7 @@ impl Devices {
     pub fn unstaged(&mut self, name: &DeviceName) {
         self.failures.remove(name);
         self.staged.remove(name);
+        self.begun.remove(name);
         self.unused.remove(name);
         if let Some(found) = &mut self.found {
             found.remove(name);
@@ -284,7 +313,10 @@ impl Devices {
             found.insert(name, device);
         }
         self.failures.retain(|name, _| self.wanted.contains_key(name) || found.contains_key(name));
-        self.staged.retain(|name, _| self.wanted.contains_key(name) || found.contains_key(name));
+        self.staged.retain(|name| self.wanted.contains_key(name) || found.contains_key(name));
+        // A look that began before the last change may not show it.
+        let may_stay = |name: &DeviceName| was_requested || self.wanted.contains_key(name) || found.contains_key(name);
+        self.begun.retain(|name, stage| stage.is_under_way || may_stay(name));
         self.found = Some(found);
     }
 
@@ -299,10 +331,10 @@ impl Devices {
     pub fn in_use(&self, node: Option<&NodeObject>) -> Option<Vec<String>> {
         let found = self.found.as_ref()?;
         let wanted = self.wanted.iter().filter(|(_, wanted)| wanted.source.is_attached_by_controller());
-        let staged = self.staged.iter().filter(|(_, is_attached)| **is_attached);
+        let begun = self.begun.iter().filter(|(_, stage)| stage.is_attached);
         // Whether a previous process's devices were attached is only in the Node object.
         let was_in_use = |name: &&DeviceName| node.is_some_and(|node| node.volumes_in_use.contains(name.as_str()));
-        let names = wanted.map(|(name, _)| name).chain(staged.map(|(name, _)| name));
+        let names = wanted.map(|(name, _)| name).chain(begun.map(|(name, _)| name));
         let names: BTreeSet<_> = names.chain(found.keys().filter(was_in_use)).map(ToString::to_string).collect();
         Some(names.into_iter().collect())
     }
@@ -412,6 +444,35 @@ mod tests {
         assert_eq!(names(&devices).len(), 2, "it is still staged");
         devices.unstaged(&DeviceName::of(&device("h")));
         assert_eq!(names(&devices), ["kubernetes.io/csi/d^old"]);
+    }
+
+    #[test]
+    fn volume_whose_stage_is_under_way_stays_in_use_without_its_pod() {
+        let (mut devices, pod, name) = (Devices::default(), PodUid::new("p"), DeviceName::of(&device("h")));
+        let in_use = |devices: &Devices| !devices.in_use(None).unwrap().is_empty();
+        devices.want(&pod, &source("h"));
+        devices.look_due(now());
+        devices.begin_stage(&source("h"));
+        devices.release(&pod);
+        devices.listed(Vec::new());
+        assert!(in_use(&devices), "the stage is under way");
+        assert!(devices.look_due(now()));
+        devices.failed(&name, "no answer".to_owned(), now());
+        devices.listed(Vec::new());
+        assert!(in_use(&devices), "the look began before the stage ended");
+        assert!(devices.look_due(now()));
+        devices.listed(Vec::new());
+        assert!(!in_use(&devices), "nothing is on disk");
+    }
+
+    #[test]
+    fn device_is_staged_again_after_a_failed_publication() {
+        let (mut devices, wanted) = (Devices::default(), source("h"));
+        devices.want(&PodUid::new("p"), &wanted);
+        devices.staged(&wanted);
+        devices.distrust(&wanted);
+        assert_eq!(devices.state(&wanted, Some(&node(&["h"], &["h"])), now()), DeviceState::Unstaged);
+        assert!(!devices.in_use(None).is_some_and(|names| names.is_empty()), "it may be staged");
     }
 
     #[test]
