@@ -24,10 +24,12 @@ use rubelet_core::{
     op::{ContainerOp, ImageOp, Op, OpKind, PodOp},
     settings::{LogSettings, Settings},
 };
+use rubelet_csi::Drivers;
 use tokio::runtime::Handle;
 
 use crate::{
     api::FakeApi,
+    csi::FakePlugins,
     host::{FakeHost, Files},
     invariants::shutdown_groups,
     memory::THRESHOLD_BYTES,
@@ -109,7 +111,8 @@ fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Sour
     });
     let runtime = Arc::new(FakeRuntime::new(simulation.clone(), incarnation));
     let host = Arc::new(FakeHost::new(simulation.clone(), incarnation, Files::Pods));
-    World { cluster, ..World::new(runtime, host, clock, settings) }
+    let csi = Drivers::over(Arc::new(FakePlugins::new(simulation.clone(), incarnation)));
+    World { cluster, csi, ..World::new(runtime, host, clock, settings) }
 }
 
 /// Tells the rules of every turn, and the trace of those that changed something.

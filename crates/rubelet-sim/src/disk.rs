@@ -9,7 +9,7 @@ use std::{
 };
 
 use rubelet_host::{
-    port::{DirEntry, FileKind, Projected, Projection},
+    port::{DirEntry, FileIdentity, FileKind, Projected, Projection},
     stats::disk::Usage,
 };
 use tokio::sync::mpsc;
@@ -30,16 +30,24 @@ pub(crate) struct Disk {
     written: BTreeSet<PathBuf>,
     /// Directories changed since the last hints.
     changed: BTreeSet<PathBuf>,
+    sockets_made: u64,
     /// The disk is full: no byte and no name can be added.
     pub full: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Node {
-    Directory { mode: u32 },
-    File { content: Vec<u8>, mode: u32 },
+    Directory {
+        mode: u32,
+    },
+    File {
+        content: Vec<u8>,
+        mode: u32,
+    },
     Link(PathBuf),
     Fifo,
+    /// Its number differs from that of every other one.
+    Socket(u64),
 }
 
 #[derive(Debug)]
@@ -57,6 +65,7 @@ impl Default for Disk {
             write_watches: BTreeSet::new(),
             written: BTreeSet::new(),
             changed: BTreeSet::new(),
+            sockets_made: 0,
             full: false,
         }
     }
@@ -152,7 +161,7 @@ impl Disk {
         found.extend(self.nodes.get_key_value(live));
         let content = |node: &Node| match node {
             Node::File { content, .. } => content.clone(),
-            Node::Directory { .. } | Node::Link(_) | Node::Fifo => Vec::new(),
+            Node::Directory { .. } | Node::Link(_) | Node::Fifo | Node::Socket(_) => Vec::new(),
         };
         found.into_iter().map(|(path, node)| (path.clone(), content(node))).collect()
     }
@@ -167,6 +176,20 @@ impl Disk {
         self.put(real, Node::Fifo)
     }
 
+    /// Replaces one that was there.
+    pub(crate) fn make_socket(&mut self, path: &Path) -> io::Result<()> {
+        let real = self.entry(path)?;
+        self.sockets_made += 1;
+        self.put(real, Node::Socket(self.sockets_made))
+    }
+
+    /// Only sockets are ever replaced by others that matter.
+    pub(crate) fn identity(&self, path: &Path) -> io::Result<Option<FileIdentity>> {
+        let number = |node: &Node| if let Node::Socket(number) = node { *number } else { 0 };
+        let node = self.entry(path).ok().and_then(|real| self.nodes.get(&real));
+        Ok(node.map(|node| FileIdentity { inode: number(node), ..FileIdentity::default() }))
+    }
+
     /// A new hidden directory each time, as the real one; modes are not simulated.
     pub(crate) fn project(&mut self, path: &Path, projection: &Projection) -> io::Result<Projected> {
         let dir = self.existing_dir(path)?;
@@ -174,7 +197,7 @@ impl Disk {
         let shown = |disk: &Disk, hidden: &Path| -> BTreeMap<PathBuf, Vec<u8>> {
             let files = disk.below(hidden).filter_map(|(path, node)| match node {
                 Node::File { content, .. } => Some((path.strip_prefix(hidden).ok()?.to_path_buf(), content.clone())),
-                Node::Directory { .. } | Node::Link(_) | Node::Fifo => None,
+                Node::Directory { .. } | Node::Link(_) | Node::Fifo | Node::Socket(_) => None,
             });
             files.collect()
         };
@@ -259,7 +282,7 @@ impl Disk {
         let dir = self.existing_dir(path)?;
         let sizes = self.below(&dir).map(|(_, node)| match node {
             Node::File { content, .. } => Usage { bytes: content.len() as u64, inodes: 1 },
-            Node::Directory { .. } | Node::Link(_) | Node::Fifo => Usage { bytes: 0, inodes: 1 },
+            Node::Directory { .. } | Node::Link(_) | Node::Fifo | Node::Socket(_) => Usage { bytes: 0, inodes: 1 },
         });
         Ok(sizes.fold(Usage::default(), Usage::saturating_add))
     }
@@ -270,6 +293,17 @@ impl Disk {
         let mount = real.ancestors().find_map(|dir| Some((dir, self.mounts.get(dir)?)));
         let bound = mount.and_then(|(point, source)| Some(source.join(real.strip_prefix(point).ok()?)));
         Ok(bound.unwrap_or(real))
+    }
+
+    /// What is mounted exactly there: the directory that it shows.
+    pub(crate) fn mounted_at(&self, point: &Path) -> Option<&Path> {
+        let real = self.resolve(point).ok()?;
+        self.mounts.get(&real).map(PathBuf::as_path)
+    }
+
+    /// The mount points that show this directory.
+    pub(crate) fn mounts_of<'a>(&'a self, source: &'a Path) -> impl Iterator<Item = &'a PathBuf> {
+        self.mounts.iter().filter(move |(_, shown)| shown.as_path() == source).map(|(point, _)| point)
     }
 
     pub(crate) fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
@@ -404,6 +438,7 @@ impl Node {
             Node::File { .. } => FileKind::File,
             Node::Link(_) => FileKind::Symlink,
             Node::Fifo => FileKind::Fifo,
+            Node::Socket(_) => FileKind::Socket,
         }
     }
 }

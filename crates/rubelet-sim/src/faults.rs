@@ -2,6 +2,7 @@
 //!
 //! Owns: the rates and the random draws. Never: acts; the fakes do.
 
+mod csi;
 mod host;
 
 use std::time::Duration;
@@ -9,7 +10,10 @@ use std::time::Duration;
 use fastrand::Rng;
 use rubelet_kube::port::ApiErrorKind;
 
-pub(crate) use self::host::{HostCall, HostFaultRates};
+pub(crate) use self::{
+    csi::{CsiCourse, CsiFaultRates, CsiOutcome},
+    host::{HostCall, HostFaultRates},
+};
 
 /// Probabilities per call, event or hint. All zero is a world without faults.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,6 +43,7 @@ pub(crate) struct FaultRates {
     pub sandbox_left: f64,
     pub host: HostFaultRates,
     pub api: ApiFaultRates,
+    pub csi: CsiFaultRates,
 }
 
 /// Probabilities per request to the API server, and per watch event.

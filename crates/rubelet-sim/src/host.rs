@@ -240,9 +240,8 @@ impl Host for FakeHost {
         self.look(path, |sim| Ok(sim.disk.node(path)?.map(Node::kind))).await
     }
 
-    /// Nothing here is ever replaced by another file that matters.
     async fn file_identity(&self, path: &Path) -> io::Result<Option<FileIdentity>> {
-        self.look(path, |sim| Ok(sim.disk.node(path)?.map(|_| FileIdentity::default()))).await
+        self.look(path, |sim| sim.disk.identity(path)).await
     }
 
     /// Images have one of their own, which few of them fill.

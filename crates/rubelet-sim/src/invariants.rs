@@ -4,6 +4,7 @@
 //! beyond the snapshot it publishes. Each rule has a name that a failure prints.
 
 mod api;
+pub(crate) mod csi;
 mod eviction;
 mod history;
 mod patrol;
@@ -57,6 +58,7 @@ pub(crate) struct Rules {
     pods: BTreeMap<String, PodHistory>,
     seen: snapshot::Seen,
     api: api::ApiSeen,
+    csi: csi::CsiSeen,
     shutdown: shutdown::ShutdownSeen,
     /// When the current agent started.
     agent_began: Duration,

@@ -1,6 +1,6 @@
 //! The simulator: the real agent over fakes, in virtual time, with seeded faults.
 //!
-//! Owns: a fake container runtime, API server and host (`runtime`, `api`, `host`), the faults (`faults`),
+//! Owns: a fake container runtime, API server, host and CSI drivers (`runtime`, `api`, `host`, `csi`), the faults (`faults`),
 //! the rules (`invariants`), and the plays that use them (`play`, `swarm`).
 //! One seed is one run: one generator, tokio's paused clock, ordered maps, one thread.
 
@@ -10,6 +10,7 @@
 mod agent;
 mod api;
 mod churn;
+mod csi;
 mod devices;
 mod disk;
 mod faults;

@@ -9,6 +9,7 @@ pub(crate) mod ending;
 mod memory;
 pub(crate) mod predicates;
 mod shutdown;
+pub(crate) mod storage;
 
 use std::{
     collections::BTreeMap,

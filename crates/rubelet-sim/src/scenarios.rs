@@ -4,6 +4,7 @@ mod agent_death;
 mod api;
 mod api_trouble;
 mod churn;
+mod csi;
 mod devices;
 mod edits;
 mod eviction;

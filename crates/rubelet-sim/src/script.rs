@@ -27,6 +27,10 @@ pub(crate) struct PodScript {
     /// Of the emptyDir volume.
     pub size_limit: Option<&'static str>,
     pub host_path: Option<HostPath>,
+    /// Claims that every container mounts, by name.
+    pub claims: Vec<String>,
+    /// The driver of an inline volume that every container mounts.
+    pub inline: Option<String>,
     pub host_network: bool,
     /// Readiness gates.
     pub gates: Vec<String>,
@@ -105,6 +109,8 @@ impl PodScript {
             empty_dir: None,
             size_limit: None,
             host_path: None,
+            claims: Vec::new(),
+            inline: None,
             host_network: false,
             gates: Vec::new(),
             deadline_secs: None,
@@ -150,6 +156,17 @@ impl PodScript {
     /// Mounts only this directory of the host path.
     pub(crate) fn sub_path(mut self, sub_path: &'static str) -> Self {
         self.host_path.as_mut().expect("a host path was added before").sub_path = Some(sub_path);
+        self
+    }
+
+    pub(crate) fn claim(mut self, name: &str) -> Self {
+        self.claims.push(name.to_owned());
+        self
+    }
+
+    /// Adds an inline volume of this driver.
+    pub(crate) fn inline(mut self, driver: &str) -> Self {
+        self.inline = Some(driver.to_owned());
         self
     }
 
@@ -255,7 +272,13 @@ impl PodScript {
             .host_path
             .as_ref()
             .map(|host| json!({ "name": "data", "hostPath": { "path": host.path, "type": "DirectoryOrCreate" } }));
-        let volumes: Vec<Value> = scratch.into_iter().chain(data).collect();
+        let claims = self
+            .claims
+            .iter()
+            .map(|name| json!({ "name": name, "persistentVolumeClaim": { "claimName": name } }))
+            .collect::<Vec<_>>();
+        let inline = self.inline.iter().map(|driver| json!({ "name": "inline", "csi": { "driver": driver } }));
+        let volumes: Vec<Value> = scratch.into_iter().chain(data).chain(claims).chain(inline).collect();
         if !volumes.is_empty() {
             spec["volumes"] = volumes.into();
         }
@@ -288,7 +311,9 @@ impl PodScript {
             None => json!({ "name": "data", "mountPath": "/data" }),
             Some(sub_path) => json!({ "name": "data", "mountPath": "/data", "subPath": sub_path }),
         });
-        let mounts: Vec<Value> = scratch.into_iter().chain(data).collect();
+        let claims = self.claims.iter().map(|name| json!({ "name": name, "mountPath": format!("/{name}") }));
+        let inline = self.inline.iter().map(|_| json!({ "name": "inline", "mountPath": "/inline" }));
+        let mounts: Vec<Value> = scratch.into_iter().chain(data).chain(claims).chain(inline).collect();
         if !mounts.is_empty() {
             manifest["volumeMounts"] = mounts.into();
         }

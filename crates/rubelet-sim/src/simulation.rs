@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 
 use crate::{
     api::{LateRequest, store::Store as ApiStore},
+    csi::{Csi, LateCsiCall},
     devices::Devices,
     disk::Disk,
     faults::Faults,
@@ -70,6 +71,7 @@ pub(crate) struct SimState {
     pub faults: Faults,
     pub runtime: Store,
     pub api: ApiStore,
+    pub csi: Csi,
     pub disk: Disk,
     pub devices: Devices,
     /// Every cgroup below the root.
@@ -133,6 +135,15 @@ pub(crate) enum ScheduledEvent {
     ImageFsHasRoom,
     /// By mount point.
     DeviceReturns(PathBuf),
+    /// A driver finishes a call whose client disconnected.
+    Csi(Box<LateCsiCall>),
+    /// Its name.
+    DriverReturns(String),
+    RegistrarReturns(String),
+    /// A round of the attach/detach controller.
+    AttachDetach,
+    /// By name.
+    ClaimBound(String),
 }
 
 impl Simulation {
@@ -149,6 +160,7 @@ impl Simulation {
             faults: Faults::default(),
             runtime: Store::default(),
             api: ApiStore::default(),
+            csi: Csi::default(),
             disk: Disk::default(),
             devices: Devices::default(),
             cgroups: BTreeSet::new(),
@@ -308,6 +320,11 @@ impl SimState {
                     self.runtime.image_fs_others = 0;
                 }
                 ScheduledEvent::DeviceReturns(point) => self.bring_device_back(&point),
+                ScheduledEvent::Csi(call) => call.finish(self),
+                ScheduledEvent::DriverReturns(name) => self.start_driver(&name),
+                ScheduledEvent::RegistrarReturns(name) => self.bring_registrar_back(&name),
+                ScheduledEvent::AttachDetach => self.attach_and_detach(),
+                ScheduledEvent::ClaimBound(name) => self.bind_claim(&name),
             }
         }
     }

@@ -7,6 +7,7 @@ mod cluster;
 mod mishaps;
 mod pressure;
 pub(crate) mod scripts;
+mod storage;
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use jiff::SignedDuration;
 
 use crate::{
     devices::DEVICES,
-    faults::{ApiFaultRates, FaultRates, HostFaultRates},
+    faults::{ApiFaultRates, CsiFaultRates, FaultRates, HostFaultRates},
     play::{Failure, Play, minutes},
     runtime::store::Pull,
 };
@@ -42,6 +43,8 @@ pub fn play_out(seed: u64, storm_minutes: u64) -> Result<PlayResult, Box<Failure
     if is_clustered {
         play.in_cluster();
         rates.api = cluster::rates(&mut rng);
+        rates.csi = storage::rates(&mut rng);
+        storage::set_up(&mut play, &mut rng);
     }
     play.supervised().publish(IMAGES[0], Pull::After(Duration::from_millis(500)));
     play.publish(IMAGES[1], Pull::After(Duration::from_secs(20)));
@@ -145,5 +148,6 @@ fn rates(rng: &mut Rng) -> FaultRates {
         sandbox_left: some(0.2),
         host: HostFaultRates { io_error: some(0.05), busy: some(0.1), slow: some(0.05), hang: some(0.003) },
         api: ApiFaultRates::default(),
+        csi: CsiFaultRates::default(),
     }
 }

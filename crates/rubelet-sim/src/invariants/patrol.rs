@@ -102,6 +102,7 @@ impl SimState {
     /// One check of the deadline rules.
     pub(crate) fn patrol(&mut self) {
         self.print_lines();
+        self.attach_and_detach();
         let AgentState::Alive(_) = self.agent else { return self.rules.trouble.strike(Touched::Node, self.now) };
         let runtime = &self.runtime;
         if runtime.down || !runtime.ailments.is_empty() || !runtime.network_ready || self.disk.full {
@@ -111,6 +112,7 @@ impl SimState {
             self.rules.trouble.strike(Touched::Api, self.now);
         }
         self.strike_users_of_hung_devices();
+        self.strike_pods_that_wait_for_volumes();
         self.check_listed_lately();
         self.check_ends();
         self.check_first_starts();

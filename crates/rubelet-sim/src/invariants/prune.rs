@@ -19,6 +19,7 @@ impl Rules {
         self.probes.retain(|container, _| picture.containers.contains_key(container));
         self.seen.forget_all_but(kept);
         self.api.forget_all_but(kept, &names);
+        self.forget_csi(kept);
         self.trouble.forget(|touched| matches!(touched, Touched::Pod(uid) if !kept.contains(uid)));
     }
 }

@@ -1,6 +1,7 @@
 //! Tests that every rule can be broken.
 
 mod api;
+mod csi;
 mod eviction;
 mod patrol;
 mod shutdown;

@@ -12,6 +12,7 @@ use crate::{
     play::{
         Failure, Play, agreement, memory,
         predicates::{self, Predicate},
+        storage,
     },
     runtime::store::{Container, Pull, State},
     script::{Command, ContainerScript, PodScript, Policy, Program},
@@ -58,6 +59,7 @@ impl Play {
             sim.runtime.bad_pods.clear();
             sim.free_stuck();
             sim.heal_api();
+            sim.start_all_drivers();
         });
         if self.agent.is_none() {
             self.start_agent();
@@ -161,7 +163,7 @@ fn complaint(sim: &SimState, wanted: &[PodScript]) -> Option<String> {
         return Some(format!("nobody tells of {} v{}", script.name, script.version));
     }
     let uids: Vec<String> = wanted.iter().filter_map(|script| uid_of(sim, script)).collect();
-    leftover(sim, &uids).or_else(|| {
+    leftover(sim, &uids).or_else(|| storage::leftover(sim, &uids)).or_else(|| {
         let mut pods = wanted.iter().zip(&uids);
         pods.find_map(|(script, uid)| pod_complaint(sim, script, uid))
             .or_else(|| agreement::complaint(sim, &uids))
@@ -217,6 +219,9 @@ fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String
     if predicates::is_evicted(sim, uid) {
         // It was ended by the node, or rejected, and never runs again.
         return sim.runtime.running().find(|found| found.pod.uid == uid).map(|found| format!("{found} runs evicted"));
+    }
+    if storage::waits_for_volume(sim, script, uid) {
+        return None;
     }
     if script.deadline_secs.is_some() {
         return deadline_complaint(sim, script, uid);

@@ -326,6 +326,7 @@ impl SimState {
         let changed = changed.expect("the container was found above");
         changed.state = State::Running { started_at: wall };
         let container = changed.clone();
+        self.check_csi_mounts(&container);
         self.rules.started(self.now, &container, &self.runtime.picture);
         self.announce(&container, v1::ContainerEventType::ContainerStartedEvent);
         self.begin_program(&container);

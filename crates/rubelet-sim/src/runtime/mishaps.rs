@@ -2,12 +2,13 @@
 //!
 //! Owns: changes without a request. Never: serves calls.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
+    csi::driver::DriverEnd,
     runtime::store::{Ailment, Picture, State, Stuck},
     script::Hook,
-    simulation::SimState,
+    simulation::{ScheduledEvent, SimState},
 };
 
 impl SimState {
@@ -134,6 +135,12 @@ impl SimState {
         }
         self.cgroups.clear();
         self.disk.forget_mounts();
+        self.rules.mounts_forgotten();
+        for name in self.csi.drivers.keys().cloned().collect::<Vec<_>>() {
+            self.end_driver(&name, DriverEnd::Dies);
+            let wait = Duration::from_millis(self.rng.u64(100..30_000));
+            self.schedule_in(wait, ScheduledEvent::DriverReturns(name));
+        }
     }
 }
 

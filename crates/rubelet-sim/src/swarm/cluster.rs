@@ -10,6 +10,7 @@ use serde_json::json;
 use super::{
     IMAGES, NAMES, pressure,
     scripts::{GATE, script},
+    storage,
 };
 use crate::{
     faults::ApiFaultRates,
@@ -25,10 +26,18 @@ const API_NAMES: [&str; 5] = ["asp", "bat", "cod", "doe", "elk"];
 pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = API_NAMES[rng.usize(..API_NAMES.len())];
     let is_there = play.look(|sim| stored(sim, name).is_some());
-    match rng.u32(0..128) {
-        0..35 if !is_there => play.create(script(rng, name, version)),
+    match rng.u32(0..136) {
+        0..35 if !is_there => {
+            let script = script(rng, name, version);
+            let script = storage::with_volumes(play, rng, script);
+            play.create(script)
+        }
         0..25 if is_there => play.delete(name, within(rng)),
-        35..45 => play.recreate(script(rng, name, version)),
+        35..45 => {
+            let script = script(rng, name, version);
+            let script = storage::with_volumes(play, rng, script);
+            play.recreate(script)
+        }
         45..50 => play.force_delete(name),
         50..60 => lie(play, rng, name),
         60..65 => play.label(name, &version.to_string()),
@@ -47,6 +56,10 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
         106..116 if is_there && play.wanted().contains_key(name) => edit(play, rng, name, version),
         116..128 => {
             pressure::happen(play, rng);
+            play
+        }
+        128..136 => {
+            storage::happen(play, rng);
             play
         }
         _ => play,

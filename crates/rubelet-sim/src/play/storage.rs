@@ -1,0 +1,138 @@
+//! Storage of a play: CSI drivers, claims, and what is left of them.
+//!
+//! Owns: the methods of a play that concern storage, its predicates, and the expected final state of volumes.
+
+use std::{collections::BTreeSet, path::Path, time::Duration};
+
+use crate::{
+    csi::{
+        attacher::Attachment,
+        driver::{Device, DriverEnd, DriverScript},
+        objects::{ClaimScript, volume_name},
+    },
+    invariants::csi::{STAGED, pod_of},
+    play::{Play, predicates::Predicate},
+    script::PodScript,
+    simulation::{ScheduledEvent, SimState},
+};
+
+impl Play {
+    /// Installs a driver and starts it.
+    pub(crate) fn driver(&mut self, script: impl Into<DriverScript>) -> &mut Self {
+        let script = script.into();
+        let name = script.name.clone();
+        self.installed_driver(script).start_driver(&name)
+    }
+
+    /// Installs a driver that does not run yet.
+    pub(crate) fn installed_driver(&mut self, script: impl Into<DriverScript>) -> &mut Self {
+        let script = script.into();
+        self.change(|sim| {
+            if script.has_object {
+                sim.create_csi_driver(&script);
+            }
+            sim.install_driver(script);
+        })
+    }
+
+    pub(crate) fn start_driver(&mut self, name: &str) -> &mut Self {
+        self.change(|sim| sim.start_driver(name))
+    }
+
+    pub(crate) fn end_driver(&mut self, name: &str, how: DriverEnd) -> &mut Self {
+        self.change(|sim| sim.end_driver(name, how))
+    }
+
+    /// The driver ends, and is back after a while.
+    pub(crate) fn restart_driver(&mut self, name: &str, how: DriverEnd, after: Duration) -> &mut Self {
+        self.end_driver(name, how).change(|sim| sim.schedule_in(after, ScheduledEvent::DriverReturns(name.to_owned())))
+    }
+
+    pub(crate) fn claim(&mut self, script: ClaimScript) -> &mut Self {
+        self.change(|sim| sim.create_claim(&script))
+    }
+
+    pub(crate) fn bind_claim(&mut self, name: &str) -> &mut Self {
+        self.change(|sim| sim.bind_claim(name))
+    }
+}
+
+/// A call of this method is under way for a volume or a directory whose name contains `about`.
+pub(crate) fn calling_driver(method: &'static str, about: &str) -> Predicate {
+    let wanted = about.to_owned();
+    Predicate::new(format!("a call of {method} about {about}"), move |sim| {
+        sim.csi.calls.values().any(|(name, subject)| *name == method && subject.contains(&wanted))
+    })
+}
+
+fn device_of(sim: &SimState, claim: &str) -> Device {
+    sim.device_of(&volume_name(claim)).expect("the play created the claim")
+}
+
+/// The claim's volume is staged.
+pub(crate) fn staged(claim: &str) -> Predicate {
+    let name = claim.to_owned();
+    Predicate::new(format!("{claim} staged"), move |sim| {
+        let content = device_of(sim, &name).content();
+        sim.disk.mounts_of(&content).any(|point| point.starts_with(STAGED))
+    })
+}
+
+/// The claim's volume is published for this many pods.
+pub(crate) fn published(claim: &str, pods: usize) -> Predicate {
+    let name = claim.to_owned();
+    Predicate::new(format!("{claim} published for {pods} pods"), move |sim| {
+        let content = device_of(sim, &name).content();
+        sim.disk.mounts_of(&content).filter(|point| pod_of(point).is_some()).count() == pods
+    })
+}
+
+pub(crate) fn attached(claim: &str) -> Predicate {
+    let name = claim.to_owned();
+    Predicate::new(format!("{claim} attached"), move |sim| {
+        sim.csi.attachments.get(&device_of(sim, &name)) == Some(&Attachment::Attached)
+    })
+}
+
+/// The claim's volume is neither mounted nor attached.
+pub(crate) fn unused(claim: &str) -> Predicate {
+    let name = claim.to_owned();
+    Predicate::new(format!("{claim} unused"), move |sim| {
+        let device = device_of(sim, &name);
+        sim.disk.mounts_of(&device.content()).next().is_none() && !sim.csi.attachments.contains_key(&device)
+    })
+}
+
+/// What is left of volumes that none of these pods uses.
+pub(super) fn leftover(sim: &SimState, wanted: &[String]) -> Option<String> {
+    let used: BTreeSet<Device> =
+        sim.users_of_devices().into_iter().filter(|(uid, _)| wanted.contains(uid)).map(|(_, device)| device).collect();
+    if let Some((device, state)) = sim.csi.attachments.iter().find(|(device, _)| !used.contains(device)) {
+        return Some(format!("{device} is {state:?}, in use: {}", sim.is_in_use(device)));
+    }
+    let devices =
+        sim.csi.drivers.iter().flat_map(|(driver, it)| it.volumes.keys().map(|name| Device::new(driver, name)));
+    for device in devices.filter(|device| !used.contains(device)) {
+        if let Some(point) = sim.disk.mounts_of(&device.content()).next() {
+            return Some(format!("{device} is mounted at {}", point.display()));
+        }
+    }
+    // The driver's own directory stays.
+    let staged = sim.disk.leftovers(Path::new(STAGED));
+    let dirs: BTreeSet<_> = used.iter().map(Device::staging_dir).collect();
+    let is_used = |path: &Path| dirs.iter().any(|dir| path.starts_with(dir));
+    let left = staged.iter().find(|path| path.parent() != Some(Path::new(STAGED)) && !is_used(path));
+    if let Some(path) = left {
+        return Some(format!("{} is left of a device", path.display()));
+    }
+    let inline = sim.csi.drivers.keys().flat_map(|driver| sim.disk.leftovers(&Device::new(driver, "").content()));
+    let mut inline =
+        inline.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("csi-")));
+    let orphan = inline.find(|path| sim.disk.mounts_of(path).next().is_none());
+    orphan.map(|path| format!("{} is left of an inline volume", path.display()))
+}
+
+/// The pod waits for a volume for a reason that does not end by itself.
+pub(super) fn waits_for_volume(sim: &SimState, script: &PodScript, uid: &str) -> bool {
+    script.claims.iter().any(|claim| !sim.is_claim_bound(claim) || sim.is_taken_by_another(claim, uid))
+}

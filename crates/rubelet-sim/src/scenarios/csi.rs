@@ -1,0 +1,229 @@
+//! CSI volumes: claims and inline volumes, over drivers that stage and attach or not, that come late, restart and fail.
+
+use crate::{
+    csi::{
+        driver::{DriverEnd, DriverScript},
+        objects::ClaimScript,
+    },
+    faults::{ApiFaultRates, CsiFaultRates, FaultRates},
+    play::{
+        Play, Within, minutes,
+        predicates::{self, forgotten, gone, known, running, stored_phase},
+        seconds,
+        storage::{attached, calling_driver, published, staged, unused},
+    },
+    script::PodScript,
+};
+
+const DRIVER: &str = "d.sim";
+
+/// A node of a cluster with a driver and a claim, `data`.
+fn with_driver(seed: u64, driver: DriverScript) -> Play {
+    let mut play = Play::clustered(seed);
+    let name = driver.name.clone();
+    play.driver(driver).claim(ClaimScript::new("data", &name));
+    play
+}
+
+fn on_data(name: &str) -> PodScript {
+    PodScript::from(name).claim("data")
+}
+
+fn csi_storm(csi: CsiFaultRates) -> FaultRates {
+    FaultRates { csi, goes_on_without_client: 0.5, ..FaultRates::default() }
+}
+
+#[test]
+fn claimed_volume_is_mounted_and_all_of_it_ends_with_its_pod() {
+    let drivers = [
+        DriverScript::from(DRIVER),
+        DriverScript::from(DRIVER).without_attach(),
+        DriverScript::from(DRIVER).without_stage(),
+        DriverScript::from(DRIVER).without_stage().without_attach(),
+        DriverScript::from(DRIVER).without_object(),
+    ];
+    for (seed, driver) in (3_000..).zip(drivers) {
+        let mut play = with_driver(seed, driver.clone());
+        play.create(on_data("web")).until(&stored_phase("web", "Running")).expect(&published("data", 1));
+        if driver.attaches {
+            play.expect(&attached("data"));
+        }
+        play.settle(minutes(1)).expect_starts("web", 1);
+        play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).until(&unused("data")).settle(minutes(1));
+    }
+}
+
+#[test]
+fn inline_volume_is_published_for_its_pod_alone() {
+    let mut play = with_driver(3_010, DriverScript::from(DRIVER));
+    play.create(PodScript::from("web").inline(DRIVER)).until(&stored_phase("web", "Running"));
+    play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).settle(minutes(1)).expect_starts("web", 1);
+}
+
+#[test]
+fn two_pods_share_a_device_until_the_last_one_ends() {
+    let mut play = with_driver(3_020, DriverScript::from(DRIVER));
+    play.create(on_data("a")).create(on_data("b"));
+    play.until(&stored_phase("a", "Running")).until(&stored_phase("b", "Running")).expect(&published("data", 2));
+    play.delete("a", Within::ItsOwnTime).until(&forgotten("a")).wait(minutes(1));
+    play.expect(&published("data", 1)).expect(&staged("data")).expect(&attached("data"));
+    play.delete("b", Within::ItsOwnTime).until(&unused("data")).settle(minutes(1));
+    let stages = play.trace().iter().filter(|line| line.contains("NodeStageVolume") && line.ends_with("-> ok")).count();
+    assert_eq!(stages, 1, "both pods need one staging");
+}
+
+#[test]
+fn exclusive_volume_goes_to_the_next_pod_when_the_first_has_ended() {
+    let mut play = Play::clustered(3_030);
+    play.driver(DRIVER).claim(ClaimScript::new("data", DRIVER).exclusive());
+    play.create(on_data("a")).until(&running("a")).create(on_data("b")).wait(minutes(2)).expect_starts("b", 0);
+    play.crash_agent().start_agent().wait(minutes(1)).expect_starts("b", 0);
+    play.delete("a", Within::ItsOwnTime).until(&running("b")).settle(minutes(1)).expect_starts("b", 1);
+}
+
+#[test]
+fn pod_waits_for_a_driver_that_registers_late_and_for_a_late_claim() {
+    let mut play = Play::clustered(3_040);
+    play.installed_driver(DRIVER).claim(ClaimScript::new("data", DRIVER).unbound());
+    play.create(on_data("web")).wait(minutes(3)).expect_starts("web", 0).bind_claim("data").wait(minutes(3));
+    play.expect_starts("web", 0).start_driver(DRIVER).until(&running("web")).settle(minutes(1));
+    play.expect_starts("web", 1);
+}
+
+#[test]
+fn registered_driver_starts_waiting_pods_at_once() {
+    let mut play = Play::clustered(3_041);
+    play.installed_driver(DRIVER).claim(ClaimScript::new("data", DRIVER)).create(on_data("web")).wait(minutes(10));
+    play.start_driver(DRIVER);
+    assert!(play.run_until(seconds(10), &running("web")).unwrap(), "it does not wait for a back-off");
+    play.settle(minutes(1));
+}
+
+#[test]
+fn driver_restarts_in_the_middle_of_every_call() {
+    let calls = ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"];
+    for (number, method) in (0..).zip(calls) {
+        for how in [DriverEnd::Stops, DriverEnd::Dies] {
+            for forgetful in [false, true] {
+                let driver = DriverScript { is_forgetful: forgetful, ..DriverScript::from(DRIVER) };
+                let mut play = with_driver(3_050 + number, driver);
+                play.create(on_data("web"));
+                if method.starts_with("NodeUn") {
+                    play.until(&running("web")).delete("web", Within::ItsOwnTime);
+                }
+                play.until(&calling_driver(method, "vol-data")).restart_driver(DRIVER, how, seconds(20));
+                play.wait(minutes(1));
+                if !method.starts_with("NodeUn") {
+                    play.delete("web", Within::ItsOwnTime);
+                }
+                play.until(&unused("data")).settle(minutes(4));
+            }
+        }
+    }
+}
+
+#[test]
+fn restarted_driver_serves_the_next_pod_of_a_staged_device() {
+    for (seed, how) in [(3_060, DriverEnd::Stops), (3_061, DriverEnd::Dies)] {
+        let mut play = with_driver(seed, DriverScript::from(DRIVER).forgetful());
+        play.create(on_data("a")).until(&running("a")).restart_driver(DRIVER, how, seconds(10)).wait(minutes(2));
+        play.create(on_data("b")).until(&running("b")).settle(minutes(1)).expect_starts("a", 1);
+    }
+}
+
+#[test]
+fn agent_killed_at_any_call_of_a_pod_with_a_csi_volume_starts_it_once() {
+    for nth in 0..150 {
+        let mut play = Play::before_start(30_000 + nth);
+        play.in_cluster().supervised().start_agent().driver(DRIVER).claim(ClaimScript::new("data", DRIVER));
+        play.wait(seconds(5)).change(|sim| sim.agent_dies_after = Some(nth));
+        play.create(on_data("web")).until(&stored_phase("web", "Running")).wait(seconds(2));
+        play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).until(&unused("data")).settle(minutes(3));
+        let cut_off = play.trace().iter().any(|line| line.ends_with("its start was cut off"));
+        let starts = play.look(|sim| predicates::starts(sim, "web"));
+        assert!(
+            (1..=1 + u32::from(cut_off)).contains(&starts),
+            "{}",
+            play.failure("expect", &format!("{starts} starts"))
+        );
+        play.expect_gone("web");
+    }
+}
+
+#[test]
+fn volume_of_a_pod_that_is_deleted_while_it_is_staged_is_unstaged() {
+    for (number, method) in (0..).zip(["NodeStageVolume", "NodePublishVolume"]) {
+        for seed in 0..4 {
+            let mut play = with_driver(3_070 + 10 * number + seed, DriverScript::from(DRIVER));
+            // A driver registers within seconds if its answers do.
+            play.wait(seconds(5));
+            play.storm(csi_storm(CsiFaultRates { hang: 0.3, late_answer: 0.5, ..CsiFaultRates::default() }));
+            play.create(on_data("web")).until(&calling_driver(method, "vol-data"));
+            play.delete("web", Within::ItsOwnTime).wait(minutes(1)).calm();
+            play.until(&forgotten("web")).until(&unused("data")).settle(minutes(6));
+        }
+    }
+}
+
+#[test]
+fn pod_deleted_before_its_volume_is_attached_leaves_no_attachment() {
+    for seed in 3_090..3_094 {
+        let mut play = with_driver(seed, DriverScript::from(DRIVER));
+        play.storm(csi_storm(CsiFaultRates { attach_late: 1.0, ..CsiFaultRates::default() }));
+        play.create(on_data("web")).wait(seconds(3)).expect_starts("web", 0);
+        play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).settle(minutes(6)).expect(&unused("data"));
+    }
+}
+
+#[test]
+fn device_is_not_detached_under_the_next_pod() {
+    for seed in 3_100..3_120 {
+        let mut play = with_driver(seed, DriverScript::from(DRIVER));
+        let late = ApiFaultRates { event_late: 0.5, ..ApiFaultRates::default() };
+        play.storm(FaultRates { api: late, ..csi_storm(CsiFaultRates::default()) });
+        for number in 1..6 {
+            play.create(on_data("web").version(number)).until(&running("web"));
+            play.delete("web", Within::Secs(1)).until(&gone("web")).until(&forgotten("web"));
+            play.wait(seconds(seed % 4));
+        }
+        play.settle(minutes(3)).expect(&unused("data"));
+    }
+}
+
+#[test]
+fn lost_answers_of_a_driver_leave_nothing_mounted() {
+    for seed in 3_120..3_128 {
+        let mut play = with_driver(seed, DriverScript::from(DRIVER));
+        let rates = CsiFaultRates { done_but_error: 0.4, error_before: 0.2, hang: 0.1, ..CsiFaultRates::default() };
+        play.storm(csi_storm(rates)).create(on_data("a")).create(on_data("b")).wait(minutes(10));
+        play.delete("a", Within::ItsOwnTime).wait(minutes(5)).settle(minutes(6)).expect_starts("b", 1);
+        play.delete("b", Within::ItsOwnTime).until(&unused("data")).settle(minutes(1));
+    }
+}
+
+#[test]
+fn volumes_survive_an_api_server_that_is_away() {
+    let mut play = with_driver(3_130, DriverScript::from(DRIVER));
+    play.create(on_data("web")).until(&attached("data")).partition().wait(minutes(3)).heal();
+    play.until(&running("web")).partition().crash_agent().start_agent().wait(minutes(3)).expect_starts("web", 1);
+    play.expect(&known("web")).heal().settle(minutes(3)).expect_starts("web", 1);
+}
+
+#[test]
+fn rebooted_node_mounts_its_volumes_again() {
+    let mut play = with_driver(3_140, DriverScript::from(DRIVER));
+    play.create(on_data("web")).until(&running("web")).reboot().start_agent().until(&running("web"));
+    play.settle(minutes(3)).delete("web", Within::ItsOwnTime).until(&unused("data")).settle(minutes(1));
+}
+
+/// The rule that breaks if the controller does not look at `volumesInUse`.
+#[test]
+fn controller_that_ignores_volumes_in_use_breaks_the_rule() {
+    for (is_reckless, expected) in [(true, Some("nothing is detached while it is staged")), (false, None)] {
+        let mut play = with_driver(3_150, DriverScript::from(DRIVER));
+        play.create(on_data("web")).until(&running("web")).change(|sim| sim.csi.is_reckless = is_reckless);
+        play.partition().force_delete("web");
+        let failure = play.run_for(minutes(2)).err();
+        assert_eq!(failure.map(|failure| failure.rule).as_deref(), expected);
+    }
+}
