@@ -224,15 +224,8 @@ mod tests {
         let place = SubPathFixture::new();
         fs::create_dir(place.volume("real")).unwrap();
         symlink(place.dir.path().join("secret"), place.volume("link")).unwrap();
-        let (real, link, used) = (place.volume("real"), place.volume("link"), place.volume("used"));
-        fs::rename(&real, &used).unwrap();
-        let (stop, stopped) = std::sync::mpsc::channel::<()>();
-        let exchanger = std::thread::spawn(move || {
-            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
-                let flags = rustix::fs::RenameFlags::EXCHANGE;
-                rustix::fs::renameat_with(CWD, &used, CWD, &link, flags).unwrap();
-            }
-        });
+        fs::rename(place.volume("real"), place.volume("used")).unwrap();
+        let exchanger = exchange(place.volume("used"), place.volume("link"), u64::MAX);
         for _ in 0..300 {
             if place.bind("used/key").is_ok() || place.bind("used").is_ok() {
                 let shown = place.target();
@@ -240,8 +233,82 @@ mod tests {
                 assert!(seen.map_or(true, |content| content != b"secret"));
             }
         }
-        drop(stop);
-        exchanger.join().unwrap();
+        exchanger.stop();
         assert_eq!(fs::read_dir(place.dir.path().join("secret")).unwrap().count(), 1);
+    }
+
+    /// Exchanges two paths until it is stopped, or has done so this often.
+    struct Exchanger {
+        stop: std::sync::mpsc::Sender<()>,
+        thread: std::thread::JoinHandle<()>,
+    }
+
+    impl Exchanger {
+        fn stop(self) {
+            drop(self.stop);
+            self.thread.join().unwrap();
+        }
+    }
+
+    fn exchange(one: PathBuf, other: PathBuf, rounds: u64) -> Exchanger {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            for _ in 0..rounds {
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(CWD, &one, CWD, &other, flags).unwrap();
+                if stopped.try_recv() != Err(std::sync::mpsc::TryRecvError::Empty) {
+                    break;
+                }
+            }
+        });
+        Exchanger { stop, thread }
+    }
+
+    /// Of each racer; a run by hand sets more.
+    fn race_rounds() -> u64 {
+        std::env::var("SUB_PATH_RACE_ROUNDS").map_or(20_000, |rounds| rounds.parse().unwrap())
+    }
+
+    /// The volume is a file system of its own: whatever is reached on another one lies outside.
+    #[test]
+    fn racing_sub_path_never_leads_out_of_the_volume() {
+        let place = SubPathFixture::new();
+        let volume = place.volume("");
+        let _guard = MountGuard(volume.clone());
+        rustix::mount::mount("tmpfs", &volume, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+        let device = fs::metadata(&volume).unwrap().dev();
+        let made_name = format!("made-by-racer-{}", std::process::id());
+        fs::create_dir(volume.join("used")).unwrap();
+        let mut counts = (0_u64, 0_u64);
+        // To the root of the node by an absolute and by a relative link, to its configuration, and by a link of the kernel.
+        for target in ["/", "../../../../../../../..", "/etc", "/proc/self/root"] {
+            let link = volume.join("link");
+            symlink(target, &link).unwrap();
+            let exchanger = exchange(volume.join("used"), link.clone(), race_rounds());
+            while !exchanger.thread.is_finished() {
+                for path in ["used".to_owned(), "used/etc/hostname".to_owned(), format!("used/{made_name}/deep")] {
+                    if let Ok(part) = find_or_make(&volume, Path::new(&path)) {
+                        counts.0 += 1;
+                        assert_eq!(rustix::fs::fstat(&part).unwrap().st_dev, device, "{path} by a link to {target}");
+                    }
+                }
+                if place.bind(&format!("used/{made_name}")).is_ok() {
+                    counts.1 += 1;
+                    assert_eq!(fs::metadata(place.target()).unwrap().dev(), device, "mounted by a link to {target}");
+                }
+            }
+            exchanger.thread.join().unwrap();
+            let links = ["used", "link"].map(|name| volume.join(name)).into_iter().filter(|path| path.is_symlink());
+            links.for_each(|path| fs::remove_file(path).unwrap());
+            if !volume.join("used").exists() {
+                fs::rename(link, volume.join("used")).unwrap();
+            }
+        }
+        for outside in ["/", "/etc"] {
+            assert!(!Path::new(outside).join(&made_name).exists(), "made in {outside}");
+        }
+        let (resolved, mounted) = counts;
+        println!("resolved {resolved} times, mounted {mounted} times");
+        assert!(resolved > 0 && mounted > 0, "the race was never won by the directory: {resolved}, {mounted}");
     }
 }
