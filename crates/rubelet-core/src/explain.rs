@@ -2,7 +2,7 @@
 //!
 //! Owns: the steps of a pod as texts, from its record. Never: decides; the texts follow the plans.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
@@ -61,6 +61,7 @@ pub fn pod_view(record: PodState<'_>, status: Arc<PodStatus>, images: &Images, n
         counts: counts(record, images),
         facts: record.facts.clone(),
         needs: Arc::default(),
+        volumes: if record.remains > Some(Remains::Volumes) { BTreeMap::new() } else { record.volumes.clone() },
         steps: vec![
             desired(&record),
             admitted(&record),

@@ -19,6 +19,7 @@ use crate::{
     image_gc::ImageCollection,
     needs::Needs,
     observation::{ListedState, RuntimeHandler, SharedFacts},
+    pod::VolumeRecord,
     shutdown::ShutdownView,
 };
 
@@ -127,6 +128,9 @@ pub struct PodView {
     /// The objects and tokens to keep for it.
     #[serde(skip)]
     pub needs: Arc<Needs>,
+    /// What this process knows of its volumes, by name, until they are torn down.
+    #[serde(skip)]
+    pub volumes: BTreeMap<String, VolumeRecord>,
     /// desired → admitted → volumes → sandbox → images → containers → status, in this order.
     pub steps: Vec<Step>,
 }

@@ -179,7 +179,7 @@ impl NodeCapabilities {
 
 impl VolumeStats {
     fn of(answer: v1::NodeGetVolumeStatsResponse) -> CsiResult<Self> {
-        if answer.usage.is_empty() {
+        if answer.usage.is_empty() && answer.volume_condition.is_none() {
             return Err(CsiError::without_call("failed to get usage from response. usage is nil"));
         }
         let condition = answer
@@ -194,7 +194,7 @@ impl VolumeStats {
                 Unit::Unknown => {}
             }
         }
-        if stats.bytes.is_none() && stats.inodes.is_none() {
+        if stats.bytes.is_none() && stats.inodes.is_none() && stats.condition.is_none() {
             return Err(CsiError::without_call("unknown key UNKNOWN in usage"));
         }
         Ok(stats)

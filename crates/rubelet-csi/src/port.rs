@@ -38,7 +38,7 @@ pub struct NodeCapabilities {
     pub volume_mount_group: bool,
 }
 
-/// At least one of `bytes` and `inodes` is there.
+/// At least one of them is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStats {
     pub bytes: Option<VolumeUsage>,

@@ -7,6 +7,8 @@
 
 pub(crate) mod api;
 pub(crate) mod certificates;
+pub(crate) mod claims;
+pub(crate) mod csi;
 pub(crate) mod effects;
 pub(crate) mod family;
 pub(crate) mod http;
@@ -17,6 +19,7 @@ pub(crate) mod process;
 pub(crate) mod runtime;
 pub(crate) mod shutdown;
 pub(crate) mod slis;
+pub(crate) mod storage;
 pub(crate) mod text;
 
 use std::path::Path;
@@ -42,6 +45,7 @@ use self::{
     runtime::RuntimeMetrics,
     shutdown::ShutdownMetrics,
     slis::HealthChecks,
+    storage::StorageMetrics,
     text::{Labels, Text},
 };
 
@@ -54,6 +58,7 @@ pub struct Metrics {
     pub slis: HealthChecks,
     pub effects: EffectMetrics,
     pub shutdown: ShutdownMetrics,
+    pub storage: StorageMetrics,
     pod_lifecycle: PodLifecycleMetrics,
     eviction_stats_age: Histograms<1>,
     probes: Probes,
@@ -76,6 +81,7 @@ impl Metrics {
             slis: HealthChecks::new(),
             effects: EffectMetrics::new(),
             shutdown: ShutdownMetrics::default(),
+            storage: StorageMetrics::new(),
             pod_lifecycle: PodLifecycleMetrics::new(),
             eviction_stats_age: Histograms::new(
                 "kubelet_eviction_stats_age_seconds",
@@ -91,6 +97,7 @@ impl Metrics {
     /// An effect has ended; it began at the given time.
     pub fn effect_ended(&self, op: &Op, result: &Result<Facts, EffectError>, began: Uptime, now: Now) {
         self.effects.ended(op, result, began, now);
+        self.storage.effect_ended(op, result, began, now);
         match (op, result) {
             (Op::Container(ContainerOp::Probe(order)), Ok(Facts::Probe(outcome))) => {
                 self.probes.probed(order, outcome, now.uptime.since(began));
@@ -106,6 +113,7 @@ impl Metrics {
         for (uid, view) in self.pod_lifecycle.turned(before, after, now) {
             self.probes.forget(&PodRef { uid, ..PodRef::of(&view.pod) });
         }
+        self.storage.turned(before, after, now);
         self.note_ranking(before, after);
     }
 
@@ -127,6 +135,7 @@ impl Metrics {
         self.eviction_stats_age.write(&mut text);
         self.pod_lifecycle.write(&mut text);
         self.effects.write(&mut text);
+        self.storage.write(&mut text);
         self.runtime.write(&mut text);
         self.api.write(&mut text);
         self.http.write(&mut text);

@@ -13,12 +13,14 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rubelet_core::{
-    config, node_allocatable,
+    config::{self, gates::Gate},
+    node_allocatable,
     node_object::NodeObject,
     node_status::{Machine, resources},
     settings::{NodeProfile, Settings},
 };
 use rubelet_cri::client::CriClient;
+use rubelet_csi::{CsiClient, Drivers};
 use rubelet_host::{
     lanes::Lanes,
     linux::LinuxHost,
@@ -39,7 +41,7 @@ use crate::{
     certs,
     cli::{self, Options},
     data_dirs,
-    metrics::{Metrics, runtime::InstrumentedRuntime},
+    metrics::{Metrics, csi::InstrumentedPlugins, runtime::InstrumentedRuntime},
     node::{
         self,
         addresses::{Ask, host_ips},
@@ -57,6 +59,7 @@ use crate::{
     start::{Inputs, ManifestDir, ManifestUrl, start},
     stats::{
         disk::{DiskCounter, DiskSources},
+        persistent_meter::{self, Schedule},
         sample::{NamedCgroups, Sources, Stats},
         sandbox_images::SandboxImages,
     },
@@ -110,6 +113,9 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     tasks.spawn(observe::oom::watch(world.clone()));
     let Handles { snapshots, inbox, .. } = &running.handles;
     tasks.spawn(observe::memory::watch(world.clone(), snapshots.clone(), inbox.clone()));
+    if let Some(schedule) = volume_schedule(options) {
+        tasks.spawn(persistent_meter::run(world.clone(), snapshots.clone(), schedule));
+    }
     // Certificates are the agent's own files: no device of a pod delays them.
     let with_own_files = World { host: own_files, ..world.clone() };
     if !world.settings.shutdown_groups.is_empty() {
@@ -180,7 +186,9 @@ async fn world(
     let strategy = Strategy::of(&config.config_map_and_secret_change_detection_strategy);
     let runtime = Arc::new(InstrumentedRuntime::new(Arc::new(runtime), metrics.clone(), clock.clone()));
     let cluster = api.map(|api| Cluster::new(api, strategy, &node_name, &clock));
-    let world = World { cluster, metrics, ..World::new(runtime, host, clock, settings) };
+    let plugins = InstrumentedPlugins::new(Arc::new(CsiClient::default()), metrics.clone(), clock.clone());
+    let csi = Drivers::over(Arc::new(plugins));
+    let world = World { cluster, metrics, csi, ..World::new(runtime, host, clock, settings) };
     Ok((world, node::setup::reporting(options, setup, machine)))
 }
 
@@ -228,6 +236,7 @@ fn server_context(
         volumes: world.volumes.clone(),
         paths: world.paths.clone(),
         clock: world.clock.clone(),
+        persistent: world.persistent.clone(),
         volumes_count_for: (!period.is_zero()).then_some(period),
     });
     ServerContext {
@@ -277,6 +286,13 @@ fn inputs(
         check_every: config.http_check_frequency.as_std(),
     });
     Ok(Inputs { manifest_dir, own_files, manifest_url, reporting, lease_thread, observer: None })
+}
+
+/// `None`: volumes are not measured.
+fn volume_schedule(options: &Options) -> Option<Schedule> {
+    let period = options.config.volume_stats_agg_period.as_std();
+    let with_health = options.gates.enabled(Gate::CsiVolumeHealth);
+    (!period.is_zero()).then_some(Schedule { period, with_health })
 }
 
 /// Waits for the signal, and keeps systemd's watchdog quiet meanwhile.

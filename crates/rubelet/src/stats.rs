@@ -10,6 +10,7 @@ pub(crate) mod disk;
 pub(crate) mod example;
 mod exposition;
 mod measure;
+pub(crate) mod persistent_meter;
 pub(crate) mod pod_disk;
 mod rates;
 pub(crate) mod resource_metrics;

@@ -22,7 +22,7 @@ use crate::{
     event_log::EventLog,
     metrics::Metrics,
     objects::{ObjectCache, Strategy},
-    stats::volume_meter::VolumeMeter,
+    stats::{persistent_meter::PersistentMeter, volume_meter::VolumeMeter},
 };
 
 /// Where upstream puts links to container logs and log collectors read them.
@@ -34,6 +34,8 @@ pub struct World {
     pub host: Arc<dyn Host>,
     /// What pods' volumes hold.
     pub volumes: VolumeMeter,
+    /// What the volumes of claims and CSI drivers hold.
+    pub persistent: PersistentMeter,
     /// The CSI drivers that registered with this agent.
     pub csi: Drivers,
     /// `None` on a standalone node.
@@ -52,6 +54,7 @@ impl World {
             runtime,
             volumes: VolumeMeter::new(host.clone(), clock.clone()),
             host,
+            persistent: PersistentMeter::default(),
             csi: Drivers::default(),
             cluster: None,
             paths: Paths {

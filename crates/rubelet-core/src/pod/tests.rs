@@ -333,6 +333,19 @@ fn claimed_volume_is_resolved_again_then_published_again_or_expanded() {
     assert_eq!(show(&sync_plan(&record, &facts)), "expand volume v");
 }
 
+#[test]
+fn claim_of_a_running_pod_is_resolved_again_after_a_restart() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
+    with_volumes(&mut record, &["v"]);
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing", "an emptyDir is left alone");
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    spec.volumes.as_mut().expect("volumes")[0].persistent_volume_claim =
+        Some(PersistentVolumeClaimVolumeSource::default());
+    assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
+    record.volumes.entry("v".to_owned()).or_default().is_set_up = true;
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
+}
+
 /// Every container mounts these volumes.
 fn with_volumes(record: &mut PodRecord, names: &[&str]) {
     let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");

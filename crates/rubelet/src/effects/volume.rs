@@ -21,7 +21,7 @@ use rubelet_host::port::FileKind;
 
 use self::files::Owner;
 use super::{directories::component, failure, remains};
-use crate::world::World;
+use crate::{metrics::storage::StorageOperation, world::World};
 
 pub use self::devices::list_devices;
 
@@ -107,7 +107,8 @@ async fn measured(
     let began = world.clock.now().uptime;
     let done = setup.await;
     if let Some(plugin) = plugin {
-        world.metrics.effects.volume_mounted(plugin, done.is_ok(), world.clock.now().uptime.since(began));
+        let took = world.clock.now().uptime.since(began);
+        world.metrics.storage.ended(plugin, StorageOperation::Mount, done.is_ok(), took);
     }
     done.map_err(|error| {
         let message = format!("MountVolume.SetUp failed for volume {name:?} : {error}");

@@ -29,7 +29,6 @@ const PULL_BOUNDS: &[f64] = &[
     3600.0,
 ];
 const STATUS_SYNC_BOUNDS: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
-const STORAGE_BOUNDS: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 /// What the runtime's error begins with, as CRI has no code for it.
 const IMAGE_VOLUME_MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 const MIB: u64 = 1 << 20;
@@ -66,7 +65,6 @@ pub struct EffectMetrics {
     http_fallbacks: Counters<0>,
     short_sleeps: Counters<0>,
     status_sync: Histograms<0>,
-    storage: Histograms<4>,
 }
 
 #[derive(Debug)]
@@ -151,12 +149,6 @@ impl EffectMetrics {
                  status until the API is successfully updated for that pod, even if multiple intevening changes to pod status \
                  occur.",
             ),
-            storage: Histograms::new(
-                "storage_operation_duration_seconds",
-                ["volume_plugin", "operation_name", "status", "migrated"],
-                STORAGE_BOUNDS,
-                "[ALPHA] Storage operation duration",
-            ),
         }
     }
 
@@ -192,12 +184,6 @@ impl EffectMetrics {
             }
             _ => {}
         }
-    }
-
-    /// A volume setup succeeded or failed.
-    pub fn volume_mounted(&self, plugin: &str, is_good: bool, took: Duration) {
-        let status = if is_good { "success" } else { "fail-unknown" };
-        self.storage.observe([plugin, "volume_mount", status, "false"], took.as_secs_f64());
     }
 
     fn pod_started(&self, pod: &Pod, is_good: bool) {
@@ -251,7 +237,6 @@ impl EffectMetrics {
         self.http_fallbacks.write(text);
         self.short_sleeps.write(text);
         self.status_sync.write(text);
-        self.storage.write(text);
     }
 }
 

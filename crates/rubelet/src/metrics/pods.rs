@@ -1,18 +1,22 @@
-//! Numbers of pods and containers in the current snapshot.
+//! Numbers of pods, containers and volumes in the current snapshot.
 //!
 //! Owns: counting a snapshot. Never: stores a number between scrapes.
 //! Upstream: `updateRunningPodAndContainerMetrics` of `pleg/generic.go`, the counts at the end of `HandlePodCleanups`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use rubelet_core::{
     observation::ListedState,
     pod::status::is_terminal,
     pod_manager::is_static_pod,
     snapshot::{LifecycleStage, PodView, ProtectedMemory, Snapshot},
+    volumes,
 };
 
-use super::text::{Labels, Text};
+use super::{
+    storage::plugin_of,
+    text::{Labels, Text},
+};
 
 const HELP_MIN: &str = "[ALPHA] Total cgroup v2 memory.min in bytes for Guaranteed pods. This memory is hard-reserved and never \
                         reclaimed by the kernel.";
@@ -28,6 +32,8 @@ pub(crate) fn write(snapshot: &Snapshot, text: &mut Text) {
     write_config(snapshot, text);
     write_working(snapshot, text);
     write_evictions(snapshot, text);
+    write_volumes(snapshot, text);
+    write_orphans(snapshot, text);
 }
 
 /// A family without samples is not written, as upstream's.
@@ -40,6 +46,56 @@ fn write_evictions(snapshot: &Snapshot, text: &mut Text) {
     for (signal, count) in counts {
         let count = u32::try_from(*count).unwrap_or(u32::MAX);
         text.sample((EVICTIONS, ""), Labels::of(&[("eviction_signal", signal)]), f64::from(count));
+    }
+}
+
+/// Volumes that containers mount: of pods that are not over, and those of them that are set up.
+fn write_volumes(snapshot: &Snapshot, text: &mut Text) {
+    const VOLUMES: &str = "volume_manager_total_volumes";
+    let mut counts: BTreeMap<(String, &str), usize> = BTreeMap::new();
+    for view in snapshot.pods.values().filter(|view| view.counts.rejected.is_none()) {
+        let is_desired = matches!(view.counts.stage, LifecycleStage::Syncing | LifecycleStage::Terminating);
+        for volume in volumes::volumes_to_mount(&view.pod) {
+            let plugin = plugin_of(view, &volume);
+            if view.volumes.get(&volume.name).is_some_and(|known| known.is_set_up) {
+                *counts.entry((plugin.clone(), "actual_state_of_world")).or_default() += 1;
+            }
+            if is_desired {
+                *counts.entry((plugin, "desired_state_of_world")).or_default() += 1;
+            }
+        }
+    }
+    if !counts.is_empty() {
+        text.head(VOLUMES, "gauge", "[ALPHA] Number of volumes in Volume Manager");
+    }
+    for ((plugin, state), count) in counts {
+        text.sample((VOLUMES, ""), Labels::of(&[("plugin_name", &plugin), ("state", state)]), float(count));
+    }
+}
+
+/// Pods of no source and without a spec: they are known by their directories, or by the runtime, and are being cleaned up.
+fn write_orphans(snapshot: &Snapshot, text: &mut Text) {
+    let is_orphan = |view: &&Arc<PodView>| view.source.is_none() && view.pod.spec.is_none();
+    let (mut cleaned, mut failed) = (0, 0);
+    for view in snapshot.pods.values().filter(is_orphan) {
+        if view.counts.stage == LifecycleStage::Terminated {
+            cleaned += 1;
+            failed += usize::from(view.steps.iter().any(|step| step.last_error.is_some()));
+        }
+    }
+    for (name, help, count) in [
+        (
+            "kubelet_orphan_pod_cleaned_volumes",
+            "[ALPHA] The total number of orphaned Pods whose volumes were cleaned in the last periodic sweep.",
+            cleaned,
+        ),
+        (
+            "kubelet_orphan_pod_cleaned_volumes_errors",
+            "[ALPHA] The number of orphaned Pods whose volumes failed to be cleaned in the last periodic sweep.",
+            failed,
+        ),
+    ] {
+        text.single(name, "gauge", help, float(count));
     }
 }
 

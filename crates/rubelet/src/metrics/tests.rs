@@ -2,7 +2,7 @@
 
 mod mixin;
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, to_bytes},
@@ -11,18 +11,29 @@ use axum::{
 use jiff::Timestamp;
 use rubelet_core::{
     eviction::{EvictionRecord, Ranking},
+    id::PodUid,
     observation::ListedState,
+    pod::VolumeRecord,
     snapshot::{EvictionView, LifecycleStage, PodCounts, ProtectedMemory, Snapshot},
     time::{Now, Uptime},
+    volumes::claims::{PersistentKind, PersistentSource},
 };
+use rubelet_csi::{CsiPlugins as _, DriverAddress};
 use serde_json::json;
 use tower::ServiceExt as _;
 
-use super::Metrics;
-use crate::server::{
-    ServerContext, read_only,
-    tests::context,
-    views::tests::{snapshot, view},
+use super::{Metrics, claims, csi::InstrumentedPlugins, text::Text};
+use crate::{
+    server::{
+        ServerContext, read_only,
+        tests::context,
+        views::tests::{snapshot, view},
+    },
+    stats::{
+        example,
+        persistent_meter::{PersistentMeter, tests::FakeDriver},
+    },
+    world::Clock,
 };
 
 fn two_pods() -> Snapshot {
@@ -33,6 +44,25 @@ fn two_pods() -> Snapshot {
         containers: BTreeMap::from([(ListedState::Running, 2), (ListedState::Exited, 1)]),
         ..PodCounts::default()
     };
+    let volumes =
+        json!([{"name": "data", "emptyDir": {}}, {"name": "disk", "persistentVolumeClaim": {"claimName": "c"}}]);
+    let mounts = json!([{"name": "data", "mountPath": "/data"}, {"name": "disk", "mountPath": "/disk"}]);
+    let spec = Arc::make_mut(&mut web.pod).spec.as_mut().unwrap();
+    spec.volumes = serde_json::from_value(volumes).unwrap();
+    spec.containers[0].volume_mounts = serde_json::from_value(mounts).unwrap();
+    let local = PersistentSource {
+        name: "pv".to_owned(),
+        read_only: false,
+        is_exclusive: false,
+        size: None,
+        group: None,
+        kind: PersistentKind::Local { path: "/disk".into() },
+    };
+    web.volumes.insert("data".to_owned(), VolumeRecord { claimed: None, is_set_up: true, ..VolumeRecord::default() });
+    web.volumes.insert(
+        "disk".to_owned(),
+        VolumeRecord { claimed: Some(Arc::new(local)), is_set_up: false, ..VolumeRecord::default() },
+    );
     let mut refused = view("default", "refused", &["a"], &[], json!({ "phase": "Failed" }));
     refused.counts =
         PodCounts { stage: LifecycleStage::Syncing, rejected: Some("OutOfcpu".to_owned()), ..PodCounts::default() };
@@ -135,6 +165,73 @@ async fn pods_and_containers_are_counted_from_the_last_snapshot() {
     kubelet_working_pods{lifecycle="sync",config="orphan",static=""} 0
     kubelet_working_pods{lifecycle="sync",config="orphan",static="true"} 0
     kubelet_working_pods{lifecycle="sync",config="runtime_only",static="unknown"} 0
+    "#);
+}
+
+#[test]
+fn volumes_are_counted_by_plugin_and_their_setup_is_timed() {
+    let metrics = Metrics::default();
+    let wall = two_pods().pods.get(&PodUid::new("u1")).unwrap().lifecycle_since + Duration::from_secs(3);
+    let now = Now { uptime: Uptime::from_secs(9), wall };
+    for before in [Snapshot::default(), two_pods()] {
+        metrics.turned(&before, &two_pods(), now);
+    }
+    let page = metrics.page(&two_pods(), wall);
+    insta::assert_snapshot!(lines_of(&page, &["volume_manager", "volume_operation_total_seconds_sum"]), @r#"
+    volume_manager_total_volumes{plugin_name="kubernetes.io/empty-dir",state="actual_state_of_world"} 1
+    volume_manager_total_volumes{plugin_name="kubernetes.io/empty-dir",state="desired_state_of_world"} 1
+    volume_manager_total_volumes{plugin_name="kubernetes.io/local-volume",state="desired_state_of_world"} 1
+    volume_operation_total_seconds_sum{plugin_name="kubernetes.io/empty-dir",operation_name="overall_volume_mount"} 3
+    "#);
+}
+
+#[test]
+fn figures_of_claims_have_upstreams_names() {
+    let mut text = Text::default();
+    claims::write(&PersistentMeter::knowing("u1", example::persistent()), &mut text);
+    insta::assert_snapshot!(text.into_string(), @r#"
+    # HELP kubelet_volume_stats_capacity_bytes [ALPHA] Capacity in bytes of the volume
+    # TYPE kubelet_volume_stats_capacity_bytes gauge
+    kubelet_volume_stats_capacity_bytes{namespace="default",persistentvolumeclaim="data-web-0"} 5.24288e+08
+    # HELP kubelet_volume_stats_available_bytes [ALPHA] Number of available bytes in the volume
+    # TYPE kubelet_volume_stats_available_bytes gauge
+    kubelet_volume_stats_available_bytes{namespace="default",persistentvolumeclaim="data-web-0"} 1.048576e+08
+    # HELP kubelet_volume_stats_used_bytes [ALPHA] Number of used bytes in the volume
+    # TYPE kubelet_volume_stats_used_bytes gauge
+    kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="data-web-0"} 4.194304e+08
+    # HELP kubelet_volume_stats_inodes [ALPHA] Maximum number of inodes in the volume
+    # TYPE kubelet_volume_stats_inodes gauge
+    kubelet_volume_stats_inodes{namespace="default",persistentvolumeclaim="data-web-0"} 5000
+    # HELP kubelet_volume_stats_inodes_free [ALPHA] Number of free inodes in the volume
+    # TYPE kubelet_volume_stats_inodes_free gauge
+    kubelet_volume_stats_inodes_free{namespace="default",persistentvolumeclaim="data-web-0"} 1000
+    # HELP kubelet_volume_stats_inodes_used [ALPHA] Number of used inodes in the volume
+    # TYPE kubelet_volume_stats_inodes_used gauge
+    kubelet_volume_stats_inodes_used{namespace="default",persistentvolumeclaim="data-web-0"} 4000
+    # HELP kubelet_volume_stats_health_status_abnormal [ALPHA] Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is unhealthy, 0 indicates volume is healthy
+    # TYPE kubelet_volume_stats_health_status_abnormal gauge
+    kubelet_volume_stats_health_status_abnormal{namespace="default",persistentvolumeclaim="data-web-0"} 1
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_to_drivers_are_timed_by_method_and_code() {
+    let (metrics, clock) = (Arc::new(Metrics::default()), Clock::system());
+    let plugins = InstrumentedPlugins::new(Arc::new(FakeDriver), metrics.clone(), clock);
+    let driver = DriverAddress { name: "good".to_owned(), socket: "/good.sock".into() };
+    let path = |handle: &str| format!("/u1/volumes/kubernetes.io~csi/pv-{handle}/mount");
+    plugins.capabilities(&driver).await.unwrap();
+    plugins.stats(&driver, "well", Path::new(&path("well")), None).await.unwrap();
+    plugins.stats(&driver, "fail", Path::new(&path("fail")), None).await.unwrap_err();
+    let path = path("hang");
+    let call = plugins.stats(&driver, "hang", Path::new(&path), None);
+    tokio::time::timeout(Duration::from_secs(7), call).await.unwrap_err();
+    let page = metrics.page(&Snapshot::default(), Timestamp::UNIX_EPOCH);
+    insta::assert_snapshot!(lines_of(&page, &["csi_operations_seconds_sum"]), @r#"
+    csi_operations_seconds_sum{driver_name="good",method_name="/csi.v1.Node/NodeGetCapabilities",grpc_status_code="OK",migrated="false"} 0
+    csi_operations_seconds_sum{driver_name="good",method_name="/csi.v1.Node/NodeGetVolumeStats",grpc_status_code="Canceled",migrated="false"} 7
+    csi_operations_seconds_sum{driver_name="good",method_name="/csi.v1.Node/NodeGetVolumeStats",grpc_status_code="Internal",migrated="false"} 0
+    csi_operations_seconds_sum{driver_name="good",method_name="/csi.v1.Node/NodeGetVolumeStats",grpc_status_code="OK",migrated="false"} 0
     "#);
 }
 

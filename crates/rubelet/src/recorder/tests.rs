@@ -188,6 +188,7 @@ fn snapshot() -> Snapshot {
         counts: Default::default(),
         facts: None,
         needs: Arc::default(),
+        volumes: Default::default(),
         steps: Vec::new(),
     };
     Snapshot { pods: [("u1".into(), Arc::new(view))].into_iter().collect(), ..Snapshot::default() }

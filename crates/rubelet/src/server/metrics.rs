@@ -13,7 +13,10 @@ use axum::{
 };
 
 use super::{ServerContext, health::text, metrics_encoding};
-use crate::metrics::text::CONTENT_TYPE;
+use crate::metrics::{
+    claims,
+    text::{CONTENT_TYPE, Text},
+};
 
 pub(crate) fn routes() -> Router<ServerContext> {
     Router::new()
@@ -24,7 +27,9 @@ pub(crate) fn routes() -> Router<ServerContext> {
 }
 
 async fn metrics(State(context): State<ServerContext>) -> Response {
-    page(context.metrics.page(&context.snapshot(), context.clock.now().wall))
+    let mut own = Text::default();
+    claims::write(context.stats.persistent(), &mut own);
+    page(context.metrics.page(&context.snapshot(), context.clock.now().wall) + &own.into_string())
 }
 
 async fn probes(State(context): State<ServerContext>) -> Response {

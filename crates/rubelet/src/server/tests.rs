@@ -29,6 +29,7 @@ use crate::{
     event_log::EventLog,
     stats::{
         disk::{DiskCounter, DiskSources},
+        persistent_meter::PersistentMeter,
         sample::{Sources, Stats},
         sandbox_images::SandboxImages,
         volume_meter::VolumeMeter,
@@ -57,6 +58,7 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
             runtime: runtime.clone(),
             host: host.clone(),
             volumes: VolumeMeter::new(host, clock.clone()),
+            persistent: PersistentMeter::default(),
             paths: paths.clone(),
             clock: clock.clone(),
             volumes_count_for: None,

@@ -25,6 +25,7 @@ use tokio::{
 };
 
 use super::{
+    persistent_meter::{PersistentMeter, PersistentStats},
     pod_disk::{PodFiles, PodMeter, Purpose},
     targets::PodTarget,
     volume_meter::VolumeMeter,
@@ -45,6 +46,8 @@ pub(crate) struct Disks {
     /// By container id.
     pub layers: BTreeMap<String, Layer>,
     pub pods: BTreeMap<PodUid, PodDisk>,
+    /// Volumes of claims and of CSI drivers.
+    pub persistent: BTreeMap<PodUid, Vec<PersistentStats>>,
 }
 
 /// The writable layer of a container, or all images together.
@@ -69,6 +72,7 @@ pub(crate) struct DiskSources {
     pub runtime: Arc<dyn ContainerRuntime>,
     pub host: Arc<dyn Host>,
     pub volumes: VolumeMeter,
+    pub persistent: PersistentMeter,
     pub paths: Paths,
     pub clock: Clock,
     /// `volumeStatsAggPeriod`; `None`: volumes are not measured.
@@ -112,8 +116,20 @@ impl DiskCounter {
         let _turn = self.turn.acquire().await.expect("nobody closes it");
         // Cancel-safe: an abandoned measurement continues and is available to the next request.
         let ((), ()) = tokio::join!(self.count(pods), self.ask_runtime());
+        let meter = self.persistent();
+        let persistent = pods.iter().map(|pod| (pod.uid.clone(), meter.of_pod(&pod.uid))).collect();
         let kept = lock(&self.kept);
-        Disks { node: kept.node, images: kept.images.clone(), layers: kept.layers.clone(), pods: kept.pods.clone() }
+        Disks {
+            node: kept.node,
+            images: kept.images.clone(),
+            layers: kept.layers.clone(),
+            pods: kept.pods.clone(),
+            persistent,
+        }
+    }
+
+    pub(crate) fn persistent(&self) -> &PersistentMeter {
+        &self.sources.persistent
     }
 
     /// Measures pods whose values are stale or missing.
@@ -277,6 +293,7 @@ mod tests {
         DiskCounter::new(DiskSources {
             runtime: Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap()),
             volumes: VolumeMeter::new(host.clone(), Clock::system()),
+            persistent: PersistentMeter::default(),
             host,
             paths,
             clock: Clock::system(),

@@ -13,6 +13,7 @@ use rubelet_host::stats::{
 
 use super::{
     disk::{Disks, Layer, PodDisk},
+    persistent_meter::{ClaimName, PersistentFigures, PersistentStats},
     pod_disk::{PodFiles, Volume},
     sample::{ContainerSample, Extent, Measured, PodSample, Processes, Sample},
     targets::{ContainerTarget, PodTarget},
@@ -204,5 +205,23 @@ pub(crate) fn disks() -> Disks {
         images: Some(layer.clone()),
         layers: [("c1".to_owned(), layer)].into(),
         pods: [(PodUid::new("u1"), pod)].into(),
+        persistent: [(PodUid::new("u1"), vec![persistent()])].into(),
+    }
+}
+
+pub(crate) fn persistent() -> PersistentStats {
+    PersistentStats {
+        volume: "data".to_owned(),
+        claim: Some(ClaimName { namespace: "default".to_owned(), name: "data-web-0".to_owned() }),
+        at: at("2026-11-15T18:59:40Z"),
+        figures: PersistentFigures {
+            capacity_bytes: 500 * MIB,
+            available_bytes: 100 * MIB,
+            used_bytes: 400 * MIB,
+            inodes: 5000,
+            inodes_free: 1000,
+            inodes_used: 4000,
+        },
+        is_abnormal: Some(true),
     }
 }

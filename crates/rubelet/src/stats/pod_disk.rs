@@ -26,6 +26,14 @@ use crate::world::{Clock, Paths};
 const STATS_PATIENCE: Duration = Duration::from_secs(10);
 /// How long eviction waits for one volume before it takes what is counted so far.
 const EVICTION_PATIENCE: Duration = Duration::from_secs(1);
+/// The plugins whose volumes are walked: they are on the node's disk or in its memory. The others' are asked for their figures.
+const WALKED: [&str; 5] = [
+    "kubernetes.io~empty-dir",
+    "kubernetes.io~configmap",
+    "kubernetes.io~secret",
+    "kubernetes.io~downward-api",
+    "kubernetes.io~projected",
+];
 /// Volumes that are deleted with their pod and use the node's disk.
 const EPHEMERAL: [&str; 2] = ["kubernetes.io~empty-dir", "kubernetes.io~configmap"];
 
@@ -82,7 +90,8 @@ impl PodMeter<'_> {
     /// `<plugin>/<volume>`.
     async fn volumes(&self, uid: &PodUid) -> Vec<Volume> {
         let mut volumes = Vec::new();
-        for (plugin, dir) in directories(self.host, &self.paths.volumes_dir(uid)).await {
+        let plugins = directories(self.host, &self.paths.volumes_dir(uid)).await.into_iter();
+        for (plugin, dir) in plugins.filter(|(plugin, _)| WALKED.contains(&plugin.as_str())) {
             for (name, path) in directories(self.host, &dir).await {
                 if let Some(VolumeFigures { used, on, is_mount }) = self.figures(&path).await {
                     let is_ephemeral = EPHEMERAL.contains(&plugin.as_str()) && !is_mount;

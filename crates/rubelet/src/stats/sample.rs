@@ -31,6 +31,7 @@ use tokio::sync::{Semaphore, watch};
 use super::{
     disk::{DiskCounter, Disks},
     measure::{self, Found, Pass},
+    persistent_meter::PersistentMeter,
     rates::{Reading, Readings},
     sandbox_images::SandboxImages,
     targets::{ContainerTarget, PodTarget, targets},
@@ -201,6 +202,11 @@ impl Stats {
         self.0.sources.disk.disks(&pods).await
     }
 
+    /// What the volumes of claims and CSI drivers hold.
+    pub(crate) fn persistent(&self) -> &PersistentMeter {
+        self.0.sources.disk.persistent()
+    }
+
     fn fresh(&self, extent: Extent, rate: Rate) -> Option<Arc<Sample>> {
         let now = self.now().uptime;
         let latest = self.kept().latest.clone()?;
@@ -324,6 +330,7 @@ mod tests {
         let host = Arc::new(rubelet_host::linux::LinuxHost::default());
         let disk = DiskCounter::new(DiskSources {
             volumes: VolumeMeter::new(host.clone(), clock.clone()),
+            persistent: PersistentMeter::default(),
             host,
             runtime: runtime.clone(),
             paths: Paths {

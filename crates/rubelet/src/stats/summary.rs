@@ -12,6 +12,7 @@ use rubelet_host::stats::{
 
 use super::{
     disk::{Disks, Layer, PodDisk},
+    persistent_meter::PersistentStats,
     sample::{ContainerSample, Measured, PodSample, Sample},
 };
 
@@ -19,8 +20,9 @@ mod types;
 
 pub(crate) use types::Summary;
 use types::{
-    ContainerStats, CpuStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats, NodeStats, PodReference,
-    PodStats, ProcessStats, PsiData, PsiStats, RlimitStats, RuntimeStats, SwapStats, Time, Usage, VolumeStats,
+    ClaimReference, ContainerStats, CpuStats, FsStats, HealthStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
+    NodeStats, PodReference, PodStats, ProcessStats, PsiData, PsiStats, RlimitStats, RuntimeStats, SwapStats, Time,
+    Usage, VolumeStats,
 };
 
 /// The interface that CNI gives every pod.
@@ -86,9 +88,31 @@ fn complete_pod(stats: &mut PodStats, pod: &PodSample, at: Timestamp, disks: &Di
         .map(|(at, volume)| VolumeStats {
             fs: on_disk(at, Some(volume.used), Some(&volume.on)),
             name: volume.name.clone(),
+            claim: None,
+            health: None,
         })
+        .chain(disks.persistent.get(&pod.target.uid).into_iter().flatten().map(persistent))
         .collect();
     stats.ephemeral_storage = disk.map(|disk| ephemeral(stats, disk, disks.node.as_ref()));
+}
+
+fn persistent(measured: &PersistentStats) -> VolumeStats {
+    let PersistentStats { volume, claim, at, figures, is_abnormal } = measured;
+    let claim = claim.as_ref().map(|claim| (claim.name.clone(), claim.namespace.clone()));
+    VolumeStats {
+        fs: FsStats {
+            time: Time(*at),
+            available_bytes: Some(figures.available_bytes),
+            capacity_bytes: Some(figures.capacity_bytes),
+            used_bytes: Some(figures.used_bytes),
+            inodes_free: Some(figures.inodes_free),
+            inodes: Some(figures.inodes),
+            inodes_used: Some(figures.inodes_used),
+        },
+        name: volume.clone(),
+        claim: claim.map(|(name, namespace)| ClaimReference { name, namespace }),
+        health: is_abnormal.map(|abnormal| HealthStats { abnormal }),
+    }
 }
 
 /// All disk usage of the pod on the node: layers, logs, ephemeral volumes.

@@ -41,6 +41,7 @@ use sha2::{Digest, Sha256};
 use super::{block, files::Owner, persistent};
 use crate::{
     effects::{failure, status},
+    metrics::storage::StorageOperation,
     world::World,
 };
 
@@ -118,7 +119,7 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Csi
     let DevicePlace { staging: staging_path, data: data_dir, all } = device_place(world, &device)?;
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
-    let publish_context = publish_context(world, source, volume).await?;
+    let publish_context = verified_attachment(world, source, volume).await?;
     let secrets = secrets(world, volume.stage_secret.as_ref()).await?;
     let host = &world.host;
     let made = host.make_dir_beneath(&world.paths.root_dir, &staging_path, DIR_MODE).await;
@@ -262,7 +263,9 @@ async fn unpublish(world: &World, dir: &Path) -> Result<(), EffectError> {
     let all = [dir.join(MOUNT), dir.to_owned()];
     let Some(data) = read_data(world, dir).await? else {
         // Its call was never made: the file is written first, and removed last.
-        return remove(world, &all).await;
+        let removed = remove(world, &all).await;
+        world.metrics.storage.force_cleaned(removed.is_ok());
+        return removed;
     };
     let client = client(world, &data.driver_name)?;
     let done = client.unpublish(&data.volume_handle, &all[0]).await;
@@ -368,6 +371,22 @@ fn volume_context(owner: &Owner<'_>, volume: &CsiVolume) -> BTreeMap<String, Str
 }
 
 /// What the attach/detach controller's driver left for the node; empty for volumes that are not attached.
+/// `publish_context`, with the metric of its check.
+async fn verified_attachment(
+    world: &World,
+    source: &PersistentSource,
+    volume: &CsiVolume,
+) -> Result<BTreeMap<String, String>, EffectError> {
+    let began = world.clock.now().uptime;
+    let found = publish_context(world, source, volume).await;
+    if source.is_attached_by_controller() {
+        let took = world.clock.now().uptime.since(began);
+        let operation = StorageOperation::VerifyControllerAttached;
+        world.metrics.storage.ended(&source.plugin(), operation, found.is_ok(), took);
+    }
+    found
+}
+
 async fn publish_context(
     world: &World,
     source: &PersistentSource,

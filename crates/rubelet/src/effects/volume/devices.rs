@@ -34,10 +34,13 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
     if found.is_empty() {
         return Ok(Facts::Devices(Vec::new()));
     }
+    let mut are_known = Vec::new();
     for pod_dir in dirs(world, &world.paths.pods_dir()).await? {
         let uid = pod_dir.file_name().map(|name| PodUid::new(name.to_string_lossy()));
         for dir in dirs(world, &pod_dir.join("volumes").join(CSI_PLUGIN)).await? {
-            if let (Some(device), Some(uid)) = (device_in(world, &dir).await?, &uid)
+            let device = device_in(world, &dir).await?;
+            are_known.push(device.is_some());
+            if let (Some(device), Some(uid)) = (device, &uid)
                 && let Some(pods) = found.get_mut(&device)
             {
                 pods.insert(uid.clone());
@@ -51,6 +54,7 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
             }
         }
     }
+    world.metrics.storage.reconstructed(&are_known);
     Ok(Facts::Devices(found.into_iter().map(|(device, pods)| FoundDevice { device, pods }).collect()))
 }
 

@@ -15,8 +15,8 @@ use rubelet_kube::client::{Observed, Occurrence};
 
 use super::{after_eviction, two_pods};
 use crate::{
-    metrics::{Metrics, runtime::InstrumentedRuntime},
-    stats::{cadvisor, example},
+    metrics::{Metrics, claims, runtime::InstrumentedRuntime, storage::StorageOperation, text::Text},
+    stats::{cadvisor, example, persistent_meter::PersistentMeter},
     world::Clock,
 };
 
@@ -81,14 +81,7 @@ const READ: &[&str] = &[
 const ABSENT: &[(&str, &str)] = &[
     ("go_goroutines", "there is no Go in here"),
     ("kubelet_node_config_error", "upstream v1.36 has none: configuration is not fetched from the API server any more"),
-    ("kubelet_volume_stats_available_bytes", "there are no persistent volumes yet"),
-    ("kubelet_volume_stats_capacity_bytes", "there are no persistent volumes yet"),
-    ("kubelet_volume_stats_inodes", "there are no persistent volumes yet"),
-    ("kubelet_volume_stats_inodes_free", "there are no persistent volumes yet"),
-    ("kubelet_volume_stats_inodes_used", "there are no persistent volumes yet"),
-    ("kubelet_volume_stats_used_bytes", "there are no persistent volumes yet"),
     ("storage_operation_errors_total", "upstream v1.36 has none: the durations have a status"),
-    ("volume_manager_total_volumes", "not yet: volumes are not counted by plugin"),
 ];
 
 /// Metrics that appear only after their first event.
@@ -102,7 +95,7 @@ async fn busy() -> Metrics {
         Uptime::from_secs(1),
         now,
     );
-    metrics.effects.volume_mounted("kubernetes.io/empty-dir", true, Duration::ZERO);
+    metrics.storage.ended("kubernetes.io/empty-dir", StorageOperation::Mount, true, Duration::ZERO);
     metrics.certificates.client.in_use(None);
     metrics.certificates.serving.in_use(None);
     let called = Occurrence::Called { took: Duration::ZERO, sent_bytes: 0, received_bytes: None };
@@ -120,7 +113,11 @@ async fn busy() -> Metrics {
 async fn mixin_metrics_exist_or_have_a_reason() {
     let own = busy().await.page(&after_eviction(), Timestamp::UNIX_EPOCH);
     let of_containers = cadvisor::exposition(Ok(&example::sample())).into_text();
-    let samples = own.lines().chain(of_containers.lines()).filter(|line| !line.starts_with('#'));
+    let mut of_claims = Text::default();
+    claims::write(&PersistentMeter::knowing("u1", example::persistent()), &mut of_claims);
+    let of_claims = of_claims.into_string();
+    let samples =
+        own.lines().chain(of_containers.lines()).chain(of_claims.lines()).filter(|line| !line.starts_with('#'));
     let shown: BTreeSet<&str> = samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
     let missing: Vec<&str> = READ.iter().copied().filter(|name| !shown.contains(name)).collect();
     let excused: Vec<&str> = ABSENT.iter().map(|(name, _)| *name).collect();

@@ -37,6 +37,7 @@ pub(crate) fn view(namespace: &str, name: &str, containers: &[&str], init: &[&st
         counts: Default::default(),
         facts: None,
         needs: Arc::default(),
+        volumes: BTreeMap::new(),
         steps: Vec::new(),
     }
 }

@@ -182,6 +182,21 @@ pub(crate) struct VolumeStats {
     #[serde(flatten)]
     pub fs: FsStats,
     pub name: String,
+    #[serde(rename = "pvcRef", skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimReference>,
+    #[serde(rename = "volumeHealthStats", skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthStats>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ClaimReference {
+    pub name: String,
+    pub namespace: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct HealthStats {
+    pub abnormal: bool,
 }
 
 #[derive(Debug, Serialize)]
