@@ -22,8 +22,8 @@ use crate::{
     loop_device, mount,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
-        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures,
-        WalkProgress,
+        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, SharedFiles, Sharing, TcpCheck,
+        VolumeFigures, WalkProgress,
     },
     stats::{
         Reader,
@@ -200,9 +200,9 @@ impl Host for LinuxHost {
         self.short(path, move |path| fs::share_dir(path, group)).await
     }
 
-    async fn share_tree(&self, path: &Path, sharing: Sharing) -> io::Result<()> {
-        let tree = path.to_owned();
-        self.lanes.run(path, Length::Long, move |call| fs::share_tree(&tree, sharing, &|| call.go_on())).await
+    async fn share_tree(&self, path: &Path, sharing: Sharing, done: &SharedFiles) -> io::Result<()> {
+        let (tree, done) = (path.to_owned(), done.clone());
+        self.lanes.run(path, Length::Long, move |call| fs::share_tree(&tree, sharing, &done, &|| call.go_on())).await
     }
 
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {

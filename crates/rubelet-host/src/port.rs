@@ -6,7 +6,10 @@ use std::{
     collections::BTreeMap,
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -217,6 +220,20 @@ pub struct Sharing {
     pub only_on_root_mismatch: bool,
 }
 
+/// How many files of a tree were given to a group so far. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct SharedFiles(Arc<AtomicU64>);
+
+impl SharedFiles {
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// How far the walk through a volume is.
 #[derive(Debug, Default)]
 pub struct WalkProgress(Mutex<Option<VolumeFigures>>);
@@ -304,8 +321,9 @@ pub trait Host: Send + Sync + 'static {
     /// group too.
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()>;
 
-    /// As `share_dir`, for a directory with all below it, whatever is mounted there. No link is followed.
-    async fn share_tree(&self, path: &Path, sharing: Sharing) -> io::Result<()>;
+    /// As `share_dir`, for a directory with all below it, whatever is mounted there. No link is followed. The caller sees the
+    /// progress; nothing is counted if nothing was to do.
+    async fn share_tree(&self, path: &Path, sharing: Sharing, done: &SharedFiles) -> io::Result<()>;
 
     /// Creates an empty file; an existing one is unchanged. A link in its place is an error.
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()>;

@@ -15,8 +15,8 @@ use rubelet_host::{
     lanes::{DeviceLate, LATE_AFTER},
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
-        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures,
-        WalkProgress,
+        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, SharedFiles, Sharing, TcpCheck,
+        VolumeFigures, WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -369,7 +369,7 @@ impl Host for FakeHost {
         self.change(&format!("chgrp {group}"), path, |sim, path| sim.disk.list_dir(path).map(drop)).await
     }
 
-    async fn share_tree(&self, path: &Path, sharing: Sharing) -> io::Result<()> {
+    async fn share_tree(&self, path: &Path, sharing: Sharing, _done: &SharedFiles) -> io::Result<()> {
         self.change(&format!("chgrp -R {}", sharing.group), path, |sim, path| sim.disk.list_dir(path).map(drop)).await
     }
 

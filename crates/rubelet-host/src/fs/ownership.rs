@@ -13,7 +13,7 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags};
 
-use crate::port::Sharing;
+use crate::port::{SharedFiles, Sharing};
 
 /// Upstream has no limit. Each level holds a descriptor.
 const MAX_SHARED_DEPTH: usize = 1000;
@@ -22,7 +22,12 @@ const READ_ONLY: u32 = 0o440;
 /// New entries of a directory get its group; the group may enter it.
 const DIRECTORY: u32 = 0o2110;
 
-pub fn share_tree(path: &Path, sharing: Sharing, go_on: &dyn Fn() -> io::Result<()>) -> io::Result<()> {
+pub fn share_tree(
+    path: &Path,
+    sharing: Sharing,
+    done: &SharedFiles,
+    go_on: &dyn Fn() -> io::Result<()>,
+) -> io::Result<()> {
     let top = rustix::fs::openat(CWD, path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if sharing.only_on_root_mismatch && is_shared(top.as_fd(), sharing)? {
         return Ok(());
@@ -34,6 +39,7 @@ pub fn share_tree(path: &Path, sharing: Sharing, go_on: &dyn Fn() -> io::Result<
         go_on()?;
         let Some(entry) = level.read() else {
             change(level.fd()?, sharing).or_else(tolerate)?;
+            done.count();
             stack.pop();
             continue;
         };
@@ -50,7 +56,10 @@ pub fn share_tree(path: &Path, sharing: Sharing, go_on: &dyn Fn() -> io::Result<
                 let message = format!("{} has more than {MAX_SHARED_DEPTH} levels of directories", path.display());
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
             }
-            Ok(None) => share_entry(level.fd()?, &name, sharing).or_else(tolerate)?,
+            Ok(None) => {
+                share_entry(level.fd()?, &name, sharing).or_else(tolerate)?;
+                done.count();
+            }
             Err(error) => tolerate(error)?,
         }
     }
@@ -120,6 +129,10 @@ mod tests {
         format!("{:o} {}", found.mode() & 0o7777, found.gid())
     }
 
+    fn share(path: &Path, sharing: Sharing, go_on: &dyn Fn() -> io::Result<()>) -> io::Result<()> {
+        share_tree(path, sharing, &SharedFiles::default(), go_on)
+    }
+
     fn sharing(group: u32) -> Sharing {
         Sharing { group, read_only: false, only_on_root_mismatch: false }
     }
@@ -138,7 +151,9 @@ mod tests {
         for (path, mode) in [("a", 0o700), ("a/b", 0o755)] {
             fs::set_permissions(tree.join(path), fs::Permissions::from_mode(mode)).unwrap();
         }
-        share_tree(&tree, sharing(4321), &|| Ok(())).unwrap();
+        let done = SharedFiles::default();
+        share_tree(&tree, sharing(4321), &done, &|| Ok(())).unwrap();
+        assert_eq!(done.get(), 6, "directories and links count");
         assert_eq!(shown(&tree.join("a")), "2770 4321");
         assert_eq!(shown(&tree.join("a/b")), "2775 4321");
         assert_eq!(shown(&tree.join("a/file")), "660 4321");
@@ -155,21 +170,21 @@ mod tests {
         for (path, mode) in [(dir.path(), 0o700), (&file, 0o600)] {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         }
-        share_tree(dir.path(), Sharing { read_only: true, ..sharing(4321) }, &|| Ok(())).unwrap();
+        share(dir.path(), Sharing { read_only: true, ..sharing(4321) }, &|| Ok(())).unwrap();
         assert_eq!((shown(&file).as_str(), shown(dir.path()).as_str()), ("640 4321", "2750 4321"));
     }
 
     #[test]
     fn matching_root_ends_the_walk_if_the_pod_says_so() {
         let dir = tempfile::tempdir().unwrap();
-        share_tree(dir.path(), sharing(4321), &|| Ok(())).unwrap();
+        share(dir.path(), sharing(4321), &|| Ok(())).unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "x").unwrap();
         std::os::unix::fs::chown(&file, None, Some(1)).unwrap();
         let careful = Sharing { only_on_root_mismatch: true, ..sharing(4321) };
-        share_tree(dir.path(), careful, &|| Ok(())).unwrap();
+        share(dir.path(), careful, &|| Ok(())).unwrap();
         assert!(shown(&file).ends_with(" 1"), "the root matches");
-        share_tree(dir.path(), Sharing { group: 4322, ..careful }, &|| Ok(())).unwrap();
+        share(dir.path(), Sharing { group: 4322, ..careful }, &|| Ok(())).unwrap();
         assert!(shown(&file).ends_with(" 4322"), "the root did not match");
     }
 
@@ -181,9 +196,9 @@ mod tests {
             deep.push("d");
         }
         fs::create_dir_all(&deep).unwrap();
-        let error = share_tree(dir.path(), sharing(0), &|| Ok(())).unwrap_err();
+        let error = share(dir.path(), sharing(0), &|| Ok(())).unwrap_err();
         assert!(error.to_string().contains("more than 1000 levels"), "{error}");
         let ended = || Err(io::Error::from(io::ErrorKind::Interrupted));
-        assert_eq!(share_tree(dir.path(), sharing(0), &ended).unwrap_err().kind(), io::ErrorKind::Interrupted);
+        assert_eq!(share(dir.path(), sharing(0), &ended).unwrap_err().kind(), io::ErrorKind::Interrupted);
     }
 }

@@ -20,8 +20,8 @@ use rubelet_host::{
     linux::LinuxHost,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
-        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures,
-        WalkProgress,
+        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, SharedFiles, Sharing, TcpCheck,
+        VolumeFigures, WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -96,7 +96,7 @@ killed_host! {
         rename_beneath(root: &Path, path: &Path, name: &str) -> io::Result<()>;
         compress_beneath(root: &Path, path: &Path) -> io::Result<()>;
         share_dir(path: &Path, group: u32) -> io::Result<()>;
-        share_tree(path: &Path, sharing: Sharing) -> io::Result<()>;
+        share_tree(path: &Path, sharing: Sharing, done: &SharedFiles) -> io::Result<()>;
         make_file(path: &Path, mode: u32) -> io::Result<()>;
         write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
         write_durably(path: &Path, content: &[u8], mode: u32) -> io::Result<()>;

@@ -31,6 +31,7 @@ mod csi;
 mod devices;
 mod expansion;
 mod files;
+mod ownership;
 mod persistent;
 
 /// A tmpfs as upstream mounts it: world-writable with the sticky bit.

@@ -31,6 +31,8 @@ pub enum StorageOperation {
     UnmountDevice,
     FsResize,
     VerifyControllerAttached,
+    /// Giving a volume to the pod's `fsGroup`.
+    ApplyAccessControl,
 }
 
 impl StorageOperation {
@@ -40,6 +42,7 @@ impl StorageOperation {
             StorageOperation::UnmountDevice => "unmount_device",
             StorageOperation::FsResize => "volume_fs_resize",
             StorageOperation::VerifyControllerAttached => "verify_controller_attached_volume",
+            StorageOperation::ApplyAccessControl => "volume_apply_access_control",
         }
     }
 }

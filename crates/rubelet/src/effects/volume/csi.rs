@@ -189,7 +189,7 @@ pub(super) async fn publish(
         return Err(called("mounter.SetUpAt failed", &error));
     }
     if volume.is_given_to_group(capabilities.volume_mount_group) && !source.read_only {
-        persistent::share(world, owner.pod, &target_path).await?;
+        persistent::share(world, owner.pod, source, &target_path).await?;
     }
     Ok(())
 }

@@ -13,11 +13,12 @@ use rubelet_core::{
         claims::{PersistentKind, PersistentSource},
     },
 };
-use rubelet_host::port::{FileKind, Sharing};
+use rubelet_host::port::{FileKind, SharedFiles, Sharing};
 
-use super::{block, csi, files::Owner, set_up_host_path};
+use super::{block, csi, files::Owner, ownership, set_up_host_path};
 use crate::{
     effects::{directories::component, failure},
+    metrics::storage::StorageOperation,
     world::World,
 };
 
@@ -31,7 +32,7 @@ pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &Persistent
             component(&source.name)?;
             let place = source.path(owner.dir);
             bind(world, path, &place).await?;
-            if source.read_only { Ok(()) } else { share(world, owner.pod, &place).await }
+            if source.read_only { Ok(()) } else { share(world, owner.pod, source, &place).await }
         }
         PersistentKind::Csi(volume) if volume.is_block => block::publish(world, owner, source, volume).await,
         PersistentKind::Csi(volume) => csi::publish(world, owner, source, volume).await,
@@ -47,9 +48,19 @@ fn sharing(pod: &Pod) -> Option<Sharing> {
 }
 
 /// Gives a volume to the pod's `fsGroup`, if it has one.
-pub(super) async fn share(world: &World, pod: &Pod, place: &Path) -> Result<(), EffectError> {
+pub(super) async fn share(
+    world: &World,
+    pod: &Pod,
+    source: &PersistentSource,
+    place: &Path,
+) -> Result<(), EffectError> {
     let Some(sharing) = sharing(pod) else { return Ok(()) };
-    let shared = world.host.share_tree(place, sharing).await;
+    let (done, began) = (SharedFiles::default(), world.clock.now().uptime);
+    let shared = ownership::reported(world, pod, place, &done, world.host.share_tree(place, sharing, &done)).await;
+    if shared.is_err() || done.get() > 0 {
+        let took = world.clock.now().uptime.since(began);
+        world.metrics.storage.ended(&source.plugin(), StorageOperation::ApplyAccessControl, shared.is_ok(), took);
+    }
     shared.map_err(|error| failure::io("give to the pod's group", place, &error))
 }
 
