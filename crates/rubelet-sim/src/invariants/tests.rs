@@ -180,6 +180,7 @@ fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
         running: BTreeMap::new(),
         counts: Default::default(),
         facts: None,
+        volumes: std::collections::BTreeMap::new(),
         needs: Arc::default(),
         steps: Vec::new(),
     };
