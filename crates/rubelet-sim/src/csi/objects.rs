@@ -158,18 +158,27 @@ impl SimState {
         found
     }
 
-    /// Pods whose claims are not bound, or stand for a volume of one pod at a time that another one has; by uid.
+    /// Pods whose claims are not bound, or stand for a volume of one pod at a time that another one has, and pods whose inline
+    /// volume is refused; by uid.
     pub(crate) fn pods_with_waiting_claims(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (_, pod) in self.api.of("pods") {
             let Some(uid) = pod["metadata"]["uid"].as_str() else { continue };
-            let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
-            let mut claims = volumes.filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str());
-            if claims.any(|claim| !self.is_claim_bound(claim) || self.is_taken_by_another(claim, uid)) {
+            let volumes = || pod["spec"]["volumes"].as_array().into_iter().flatten();
+            let mut claims = volumes().filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str());
+            let mut drivers = volumes().filter_map(|volume| volume["csi"]["driver"].as_str());
+            if claims.any(|claim| !self.is_claim_bound(claim) || self.is_taken_by_another(claim, uid))
+                || drivers.any(|driver| self.refuses_inline(driver))
+            {
                 found.push(uid.to_owned());
             }
         }
         found
+    }
+
+    /// A driver without a CSIDriver object has no inline volumes.
+    pub(crate) fn refuses_inline(&self, driver: &str) -> bool {
+        self.csi.drivers.get(driver).is_none_or(|driver| !driver.script.has_object)
     }
 
     /// Another pod has the claim's volume, of which only one may use it at a time.

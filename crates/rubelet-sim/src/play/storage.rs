@@ -134,5 +134,6 @@ pub(super) fn leftover(sim: &SimState, wanted: &[String]) -> Option<String> {
 
 /// The pod waits for a volume for a reason that does not end by itself.
 pub(super) fn waits_for_volume(sim: &SimState, script: &PodScript, uid: &str) -> bool {
-    script.claims.iter().any(|claim| !sim.is_claim_bound(claim) || sim.is_taken_by_another(claim, uid))
+    script.inline.as_ref().is_some_and(|driver| sim.refuses_inline(driver))
+        || script.claims.iter().any(|claim| !sim.is_claim_bound(claim) || sim.is_taken_by_another(claim, uid))
 }
