@@ -326,14 +326,14 @@ impl Devices {
         self.unused.iter().filter(|(name, _)| may(name)).map(|(name, device)| (name.clone(), device.clone())).collect()
     }
 
-    /// `volumesInUse` of the node: the attach/detach controller leaves these attached. `None` before the first look at the disk:
-    /// what the Node object has stays.
+    /// `volumesInUse` of the node: the attach/detach controller leaves these attached. `None` before the first look at the disk,
+    /// and before the Node object is known: what it has stays.
     pub fn in_use(&self, node: Option<&NodeObject>) -> Option<Vec<String>> {
-        let found = self.found.as_ref()?;
+        let (found, node) = (self.found.as_ref()?, node?);
         let wanted = self.wanted.iter().filter(|(_, wanted)| wanted.source.is_attached_by_controller());
         let begun = self.begun.iter().filter(|(_, stage)| stage.is_attached);
         // Whether a previous process's devices were attached is only in the Node object.
-        let was_in_use = |name: &&DeviceName| node.is_some_and(|node| node.volumes_in_use.contains(name.as_str()));
+        let was_in_use = |name: &&DeviceName| node.volumes_in_use.contains(name.as_str());
         let names = wanted.map(|(name, _)| name).chain(begun.map(|(name, _)| name));
         let names: BTreeSet<_> = names.chain(found.keys().filter(was_in_use)).map(ToString::to_string).collect();
         Some(names.into_iter().collect())
@@ -435,6 +435,7 @@ mod tests {
         assert_eq!(devices.in_use(Some(&node(&["h"], &[]))), None, "not looked at the disk yet");
         devices.look_due(now());
         devices.listed(vec![found("old", &["r"]), found("never-attached", &["r"])]);
+        assert_eq!(devices.in_use(None), None, "what the Node object has is not known yet");
         let names = |devices: &Devices| devices.in_use(Some(&node(&["old", "gone"], &[]))).unwrap();
         assert_eq!(names(&devices), ["kubernetes.io/csi/d^old"]);
         devices.want(&pod, &source("h"));
@@ -449,7 +450,7 @@ mod tests {
     #[test]
     fn volume_whose_stage_is_under_way_stays_in_use_without_its_pod() {
         let (mut devices, pod, name) = (Devices::default(), PodUid::new("p"), DeviceName::of(&device("h")));
-        let in_use = |devices: &Devices| !devices.in_use(None).unwrap().is_empty();
+        let in_use = |devices: &Devices| !devices.in_use(Some(&node(&[], &[]))).unwrap().is_empty();
         devices.want(&pod, &source("h"));
         devices.look_due(now());
         devices.begin_stage(&source("h"));
@@ -472,7 +473,7 @@ mod tests {
         devices.staged(&wanted);
         devices.distrust(&wanted);
         assert_eq!(devices.state(&wanted, Some(&node(&["h"], &["h"])), now()), DeviceState::Unstaged);
-        assert!(!devices.in_use(None).is_some_and(|names| names.is_empty()), "it may be staged");
+        assert!(!devices.in_use(Some(&node(&[], &[]))).is_some_and(|names| names.is_empty()), "it may be staged");
     }
 
     #[test]
