@@ -245,8 +245,8 @@ impl SimState {
 
     pub(crate) fn bring_registrar_back(&mut self, name: &str) {
         let driver = self.driver(name);
-        let (is_up, socket) = (driver.is_up, driver.registrar_socket());
-        if is_up {
+        let (has_registrar, socket) = (driver.has_registrar, driver.registrar_socket());
+        if has_registrar {
             self.disk.make_socket(&socket).expect("the registry is there");
         }
     }
