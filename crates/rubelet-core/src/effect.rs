@@ -121,6 +121,8 @@ pub struct EffectError {
 pub enum ErrorKind {
     /// Retry after the usual back-off.
     Retry,
+    /// As `Retry`; a CSI driver may have done it all the same, or may still do it.
+    Uncertain,
     /// The runtime or the API server cannot be reached.
     Unavailable,
     /// No response in time: the call or the server may be slow.

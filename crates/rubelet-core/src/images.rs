@@ -323,6 +323,7 @@ impl Images {
                 let reason = match &error.kind {
                     ErrorKind::Reject(reason) => *reason,
                     ErrorKind::Retry
+                    | ErrorKind::Uncertain
                     | ErrorKind::Unavailable
                     | ErrorKind::TimedOut
                     | ErrorKind::MissingObject
@@ -377,6 +378,7 @@ impl Images {
         let reason = match &error.kind {
             ErrorKind::Reject(reason) => *reason,
             ErrorKind::Retry
+            | ErrorKind::Uncertain
             | ErrorKind::Unavailable
             | ErrorKind::TimedOut
             | ErrorKind::MissingObject

@@ -190,6 +190,7 @@ impl Cure {
             (
                 _,
                 ErrorKind::Retry
+                | ErrorKind::Uncertain
                 | ErrorKind::Unavailable
                 | ErrorKind::TimedOut
                 | ErrorKind::Reject(_)

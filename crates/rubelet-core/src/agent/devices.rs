@@ -105,7 +105,10 @@ pub(super) fn note_step(devices: &mut Devices, uid: &PodUid, op: &Op, result: &R
     let Op::Volume(op) = op else { return };
     match (op, result) {
         (VolumeOp::Resolve { .. }, Ok(Facts::Volume(source))) => devices.want(uid, source),
-        (VolumeOp::SetUp { claimed: Some(source), .. }, Err(_)) => devices.distrust(source),
+        // A driver that is only busy or slow has not forgotten the device.
+        (VolumeOp::SetUp { claimed: Some(source), .. }, Err(error)) if error.kind != ErrorKind::Uncertain => {
+            devices.distrust(source);
+        }
         (VolumeOp::TearDown(_), Ok(Facts::Remains(remains))) if *remains > Remains::Volumes => devices.release(uid),
         (
             VolumeOp::Resolve { .. }

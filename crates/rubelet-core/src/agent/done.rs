@@ -568,6 +568,7 @@ fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<
     let reason = match &error.kind {
         ErrorKind::Reject(reason) => *reason,
         ErrorKind::Retry
+        | ErrorKind::Uncertain
         | ErrorKind::Unavailable
         | ErrorKind::TimedOut
         | ErrorKind::MissingObject

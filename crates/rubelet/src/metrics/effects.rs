@@ -206,6 +206,7 @@ impl EffectMetrics {
             let code = match error.kind {
                 ErrorKind::Reject(reason) => reason.as_str(),
                 ErrorKind::Retry => "Retry",
+                ErrorKind::Uncertain => "Uncertain",
                 ErrorKind::Unavailable => "Unavailable",
                 ErrorKind::TimedOut => "TimedOut",
                 ErrorKind::MissingObject => "MissingObject",

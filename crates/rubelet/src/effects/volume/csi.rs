@@ -327,7 +327,8 @@ pub(super) async fn capabilities(client: &Client) -> Result<NodeCapabilities, Ef
 }
 
 pub(super) fn called(what: &str, error: &CsiError) -> EffectError {
-    EffectError { kind: ErrorKind::Retry, message: format!("kubernetes.io/csi: {what}: {error}") }
+    let kind = if error.is_uncertain() { ErrorKind::Uncertain } else { ErrorKind::Retry };
+    EffectError { kind, message: format!("kubernetes.io/csi: {what}: {error}") }
 }
 
 pub(super) fn access(
