@@ -48,8 +48,8 @@ impl Play {
         self.end_driver(name, how).change(|sim| sim.schedule_in(after, ScheduledEvent::DriverReturns(name.to_owned())))
     }
 
-    pub(crate) fn claim(&mut self, script: ClaimScript) -> &mut Self {
-        self.change(|sim| sim.create_claim(&script))
+    pub(crate) fn claim(&mut self, script: &ClaimScript) -> &mut Self {
+        self.change(|sim| sim.create_claim(script))
     }
 
     pub(crate) fn bind_claim(&mut self, name: &str) -> &mut Self {

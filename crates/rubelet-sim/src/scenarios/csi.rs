@@ -21,7 +21,7 @@ const DRIVER: &str = "d.sim";
 fn with_driver(seed: u64, driver: DriverScript) -> Play {
     let mut play = Play::clustered(seed);
     let name = driver.name.clone();
-    play.driver(driver).claim(ClaimScript::new("data", &name));
+    play.driver(driver).claim(&ClaimScript::new("data", &name));
     play
 }
 
@@ -75,7 +75,7 @@ fn two_pods_share_a_device_until_the_last_one_ends() {
 #[test]
 fn exclusive_volume_goes_to_the_next_pod_when_the_first_has_ended() {
     let mut play = Play::clustered(3_030);
-    play.driver(DRIVER).claim(ClaimScript::new("data", DRIVER).exclusive());
+    play.driver(DRIVER).claim(&ClaimScript::new("data", DRIVER).exclusive());
     play.create(on_data("a")).until(&running("a")).create(on_data("b")).wait(minutes(2)).expect_starts("b", 0);
     play.crash_agent().start_agent().wait(minutes(1)).expect_starts("b", 0);
     play.delete("a", Within::ItsOwnTime).until(&running("b")).settle(minutes(1)).expect_starts("b", 1);
@@ -84,7 +84,7 @@ fn exclusive_volume_goes_to_the_next_pod_when_the_first_has_ended() {
 #[test]
 fn pod_waits_for_a_driver_that_registers_late_and_for_a_late_claim() {
     let mut play = Play::clustered(3_040);
-    play.installed_driver(DRIVER).claim(ClaimScript::new("data", DRIVER).unbound());
+    play.installed_driver(DRIVER).claim(&ClaimScript::new("data", DRIVER).unbound());
     play.create(on_data("web")).wait(minutes(3)).expect_starts("web", 0).bind_claim("data").wait(minutes(3));
     play.expect_starts("web", 0).start_driver(DRIVER).until(&running("web")).settle(minutes(1));
     play.expect_starts("web", 1);
@@ -93,7 +93,7 @@ fn pod_waits_for_a_driver_that_registers_late_and_for_a_late_claim() {
 #[test]
 fn registered_driver_starts_waiting_pods_at_once() {
     let mut play = Play::clustered(3_041);
-    play.installed_driver(DRIVER).claim(ClaimScript::new("data", DRIVER)).create(on_data("web")).wait(minutes(10));
+    play.installed_driver(DRIVER).claim(&ClaimScript::new("data", DRIVER)).create(on_data("web")).wait(minutes(10));
     play.start_driver(DRIVER);
     assert!(play.run_until(seconds(10), &running("web")).unwrap(), "it does not wait for a back-off");
     play.settle(minutes(1));
@@ -135,7 +135,7 @@ fn restarted_driver_serves_the_next_pod_of_a_staged_device() {
 fn agent_killed_at_any_call_of_a_pod_with_a_csi_volume_starts_it_once() {
     for nth in 0..150 {
         let mut play = Play::before_start(30_000 + nth);
-        play.in_cluster().supervised().start_agent().driver(DRIVER).claim(ClaimScript::new("data", DRIVER));
+        play.in_cluster().supervised().start_agent().driver(DRIVER).claim(&ClaimScript::new("data", DRIVER));
         play.wait(seconds(5)).change(|sim| sim.agent_dies_after = Some(nth));
         play.create(on_data("web")).until(&stored_phase("web", "Running")).wait(seconds(2));
         play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).until(&unused("data")).settle(minutes(3));

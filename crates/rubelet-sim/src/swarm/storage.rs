@@ -49,7 +49,7 @@ pub(super) fn set_up(play: &mut Play, rng: &mut Rng) {
             let wait = Duration::from_millis(rng.u64(100..600_000));
             play.change(|sim| sim.schedule_in(wait, ScheduledEvent::ClaimBound(name.to_owned())));
         }
-        play.claim(claim);
+        play.claim(&claim);
     }
 }
 

@@ -102,18 +102,18 @@ impl Node<'_> {
     }
 }
 
-fn broken_on(claim: ClaimScript, steps: impl FnOnce(&mut Node<'_>)) -> Vec<&'static str> {
+fn broken_on(claim: &ClaimScript, steps: impl FnOnce(&mut Node<'_>)) -> Vec<&'static str> {
     broken_by(&PodScript::from("web").claim("data"), |sim| {
         let node = json!({ "metadata": { "name": NODE } });
         sim.ask(Verb::Create, ObjectPath::all("v1", "nodes"), node).unwrap();
         sim.install_driver(DriverScript::from(DRIVER));
-        sim.create_claim(&claim);
+        sim.create_claim(claim);
         steps(&mut Node { sim, device: claim.device() });
     })
 }
 
 fn broken(steps: impl FnOnce(&mut Node<'_>)) -> Vec<&'static str> {
-    broken_on(ClaimScript::new("data", DRIVER), steps)
+    broken_on(&ClaimScript::new("data", DRIVER), steps)
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn unstaging_under_a_publication_breaks_a_rule() {
 #[test]
 fn second_pod_of_an_exclusive_volume_breaks_a_rule() {
     let claim = || ClaimScript::new("data", DRIVER).exclusive();
-    let two = broken_on(claim(), |node| {
+    let two = broken_on(&claim(), |node| {
         node.attach().report_in_use(true).stage().publish("u1").publish("u1").publish("u2");
     });
     assert_eq!(two, ["a ReadWriteOncePod volume has one pod"]);

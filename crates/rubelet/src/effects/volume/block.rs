@@ -32,6 +32,11 @@ pub(super) fn devices_dir(world: &World) -> PathBuf {
     csi::devices_dir(world).join(VOLUME_DEVICES)
 }
 
+/// The directory is for parts of all block volumes, and not one volume's own.
+pub(super) fn is_shared_dir(dir: &Path) -> bool {
+    dir.ends_with("staging") || dir.ends_with("publish")
+}
+
 /// The links of a pod.
 pub(super) fn links_dir(pod_dir: &Path) -> PathBuf {
     pod_dir.join(VOLUME_DEVICES).join(CSI_PLUGIN)

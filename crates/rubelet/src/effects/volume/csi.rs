@@ -122,12 +122,17 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Csi
     let publish_context = verified_attachment(world, source, volume).await?;
     let secrets = secrets(world, volume.stage_secret.as_ref()).await?;
     let host = &world.host;
-    let made = host.make_dir_beneath(&world.paths.root_dir, &staging_path, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &staging_path, &error))?;
-    let data = VolumeData { driver_name: device.driver, volume_handle: device.handle, ..VolumeData::default() };
+    // The file goes first: what has none was never staged.
+    let data = VolumeData {
+        driver_name: volume.driver.clone(),
+        volume_handle: volume.handle.clone(),
+        ..VolumeData::default()
+    };
     let made = host.make_dir_beneath(&world.paths.root_dir, &data_dir, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &data_dir, &error))?;
     write_data(world, &data_dir, &data).await?;
+    let made = host.make_dir_beneath(&world.paths.root_dir, &staging_path, DIR_MODE).await;
+    made.map_err(|error| failure::io("make directory", &staging_path, &error))?;
     if !capabilities.stage_unstage {
         return Ok(Facts::Nothing);
     }
@@ -274,7 +279,7 @@ async fn unpublish(world: &World, dir: &Path) -> Result<(), EffectError> {
 }
 
 /// Removes trees in this order, once nothing is mounted in any of them.
-async fn remove(world: &World, trees: &[PathBuf]) -> Result<(), EffectError> {
+pub(super) async fn remove(world: &World, trees: &[PathBuf]) -> Result<(), EffectError> {
     for tree in trees {
         if is_mounted(world, tree).await? {
             let message = format!("kubernetes.io/csi: {} is still mounted", tree.display());

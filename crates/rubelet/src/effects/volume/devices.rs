@@ -1,6 +1,7 @@
 //! The look at devices on disk.
 //!
-//! Owns: which devices have a staging directory, and which pods' directories refer to them. Never: asks a driver.
+//! Owns: which devices have a staging directory, and which pods' directories refer to them; directories that were never staged
+//! or are no longer are removed. Never: asks a driver.
 //! Upstream: reconstruction (`reconstruct.go`, `constructVolumeSpec`).
 
 use std::{
@@ -28,7 +29,13 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
         let is_block = driver_dir == block::devices_dir(world);
         for dir in dirs(world, &driver_dir).await? {
             let device = if is_block { block_device_in(world, &dir).await? } else { device_in(world, &dir).await? };
-            found.extend(device.map(|device| (device, BTreeSet::new())));
+            match device {
+                Some(device) => drop(found.insert(device, BTreeSet::new())),
+                None if is_block && block::is_shared_dir(&dir) => {}
+                // Its process was killed before the first call to the driver, or after the last. If one is just being staged,
+                // that fails before the call, and is tried again.
+                None => csi::remove(world, &[dir]).await?,
+            }
         }
     }
     if found.is_empty() {

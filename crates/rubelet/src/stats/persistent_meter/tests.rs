@@ -25,15 +25,15 @@ pub(crate) struct FakeDriver;
 #[async_trait]
 impl CsiPlugins for FakeDriver {
     async fn plugin_info(&self, _: &Path) -> CsiResult<PluginInfo> {
-        unimplemented!("not asked by the meter")
+        panic!("not asked by the meter")
     }
 
     async fn notify_registration(&self, _: &Path, _: Result<(), String>) -> CsiResult<()> {
-        unimplemented!("not asked by the meter")
+        panic!("not asked by the meter")
     }
 
     async fn node_info(&self, _: &DriverAddress) -> CsiResult<NodeInfo> {
-        unimplemented!("not asked by the meter")
+        panic!("not asked by the meter")
     }
 
     async fn capabilities(&self, driver: &DriverAddress) -> CsiResult<NodeCapabilities> {
@@ -42,19 +42,19 @@ impl CsiPlugins for FakeDriver {
     }
 
     async fn stage(&self, _: &DriverAddress, _: StageVolume) -> CsiResult<()> {
-        unimplemented!("not asked by the meter")
+        panic!("not asked by the meter")
     }
 
     async fn unstage(&self, _: &DriverAddress, _: &str, _: &Path) -> CsiResult<()> {
-        unimplemented!("not asked by the meter")
+        panic!("not asked by the meter")
     }
 
     async fn publish(&self, _: &DriverAddress, _: PublishVolume) -> CsiResult<()> {
-        unimplemented!("not asked by the meter")
+        panic!("not asked by the meter")
     }
 
     async fn unpublish(&self, _: &DriverAddress, _: &str, _: &Path) -> CsiResult<()> {
-        unimplemented!("not asked by the meter")
+        panic!("not asked by the meter")
     }
 
     async fn stats(&self, _: &DriverAddress, handle: &str, path: &Path, _: Option<&Path>) -> CsiResult<VolumeStats> {
@@ -72,7 +72,7 @@ impl CsiPlugins for FakeDriver {
     }
 
     async fn expand(&self, _: &DriverAddress, _: ExpandVolume) -> CsiResult<Option<i64>> {
-        unimplemented!("not asked by the meter")
+        panic!("not asked by the meter")
     }
 }
 
