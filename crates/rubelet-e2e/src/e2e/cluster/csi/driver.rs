@@ -209,7 +209,6 @@ impl Driver {
                 left.push(format!("the node's {list} {volumes}"));
             }
         }
-        left.extend(loop_devices(&cluster.node.bed.layout.dir)?);
         Ok(left)
     }
 
@@ -402,16 +401,4 @@ fn published(cluster: &ClusterNode) -> anyhow::Result<BTreeMap<String, Vec<Strin
         }
     }
     Ok(found)
-}
-
-/// Loop devices on files of the testbed.
-fn loop_devices(dir: &std::path::Path) -> anyhow::Result<Vec<String>> {
-    let mut left = Vec::new();
-    for entry in fs::read_dir("/sys/block")?.flatten() {
-        let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-        if file.trim_end().starts_with(&*dir.to_string_lossy()) {
-            left.push(format!("{} on {}", entry.path().display(), file.trim_end()));
-        }
-    }
-    Ok(left)
 }
