@@ -23,6 +23,7 @@ use crate::{
     snapshot::Snapshot,
     status_manager::StatusManager,
     time::{Now, Uptime},
+    volumes::devices::Devices,
 };
 
 mod admission;
@@ -68,6 +69,10 @@ pub struct Agent {
 
 impl Agent {
     pub fn new(settings: Settings, now: Now) -> Self {
+        let mut node = Node::new(now);
+        if !settings.is_in_cluster() {
+            node.devices = Devices::standalone();
+        }
         Agent {
             settings,
             config: PodConfig::default(),
@@ -76,7 +81,7 @@ impl Agent {
             images: Images::default(),
             statuses: StatusManager::default(),
             api_requests: ApiRequests::default(),
-            node: Node::new(now),
+            node,
             outbox: Outbox::default(),
             touched: BTreeSet::new(),
             timers: Timers::default(),

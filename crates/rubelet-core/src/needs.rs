@@ -43,6 +43,8 @@ impl Needs {
                 | VolumeSource::HostPath { .. }
                 | VolumeSource::Claim(_)
                 | VolumeSource::Invalid(_)
+                | VolumeSource::InTree
+                | VolumeSource::GitRepo
                 | VolumeSource::Unsupported(_) => {}
             }
         }

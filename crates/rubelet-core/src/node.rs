@@ -341,7 +341,7 @@ impl Node {
         let eviction_at = self.eviction.next_wakeup(&settings.eviction);
         let others = [Some(self.housekeeping_at), self.logs.next_wakeup(), images_at, eviction_at];
         let others = others.into_iter().flatten();
-        let devices_at = self.devices.next_wakeup(now).filter(|_| settings.is_in_cluster());
+        let devices_at = self.devices.next_wakeup(now);
         patience.chain(routines).chain(devices_at).chain(others.filter(|_| self.is_ready())).min()
     }
 }

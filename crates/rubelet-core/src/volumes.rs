@@ -24,7 +24,14 @@ pub mod claims;
 pub mod csi;
 pub mod devices;
 pub mod expansion;
+pub mod fc;
 pub mod files;
+pub mod in_tree;
+pub mod iscsi;
+pub mod local;
+pub mod migration;
+pub mod mounting;
+pub mod nfs;
 
 /// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.
 pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
@@ -55,12 +62,16 @@ pub enum VolumeSource {
     Files(FileVolume),
     /// A persistent volume, once the claim is resolved.
     Claim(ClaimRef),
-    /// A CSI ephemeral volume.
+    /// A CSI ephemeral volume, or a disk of a cloud that has a driver now.
     Csi {
         driver: String,
     },
     /// It cannot be set up as it is in the manifest; the text says why.
     Invalid(String),
+    /// A kind that the node mounts itself, once it is resolved.
+    InTree,
+    /// Disabled in Kubernetes: it ran commands as root.
+    GitRepo,
     /// An unsupported kind of volume; the text is the field's name in the manifest.
     Unsupported(String),
 }
@@ -79,6 +90,8 @@ impl VolumeSource {
             }),
             VolumeSource::Claim(_)
             | VolumeSource::Csi { .. }
+            | VolumeSource::InTree
+            | VolumeSource::GitRepo
             | VolumeSource::Invalid(_)
             | VolumeSource::Unsupported(_) => None,
         }
@@ -228,6 +241,12 @@ fn source(pod: &Pod, spec: &PodSpec, volume: &Volume) -> VolumeSource {
         VolumeSource::Claim(claim)
     } else if let Some(source) = &volume.csi {
         VolumeSource::Csi { driver: source.driver.clone() }
+    } else if let Some(driver) = migration::inline_driver(volume) {
+        VolumeSource::Csi { driver: driver.to_owned() }
+    } else if in_tree::is_inline(volume) {
+        VolumeSource::InTree
+    } else if volume.git_repo.is_some() {
+        VolumeSource::GitRepo
     } else {
         match field_name(volume) {
             Some(field) => VolumeSource::Unsupported(field),
@@ -374,7 +393,10 @@ mod tests {
                 {"name": "host", "hostPath": {"path": "/data"}},
                 {"name": "socket", "hostPath": {"path": "/s", "type": "Socket"}},
                 {"name": "wrong", "hostPath": {"path": "/s", "type": "Sock"}},
-                {"name": "later", "nfs": {"server": "s", "path": "/"}},
+                {"name": "mounted", "nfs": {"server": "s", "path": "/"}},
+                {"name": "git", "gitRepo": {"repository": "r"}},
+                {"name": "disk", "gcePersistentDisk": {"pdName": "d"}},
+                {"name": "later", "flexVolume": {"driver": "d"}},
             ]),
             &json!({"securityContext": {"fsGroup": 2000}}),
         );
@@ -389,7 +411,10 @@ mod tests {
         HostPath { path: "/data", must_be: Unchecked }
         HostPath { path: "/s", must_be: Socket }
         Unsupported("hostPath.type Sock")
-        Unsupported("nfs")
+        InTree
+        GitRepo
+        Csi { driver: "pd.csi.storage.gke.io" }
+        Unsupported("flexVolume")
         "#);
     }
 

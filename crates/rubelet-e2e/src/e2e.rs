@@ -15,6 +15,7 @@ mod logs;
 pub mod manifest;
 mod many;
 mod memory;
+mod network_volumes;
 pub mod node;
 mod odd;
 pub mod secured_port;
@@ -68,9 +69,13 @@ fn cases() -> Vec<Case> {
         false => (&[][..], &[][..]),
     };
     let with_criu = if checkpoint::has_criu() { checkpoint::WITH_CRIU } else { &[] };
+    let with_nfs = if network_volumes::has_nfs() { network_volumes::WITH_NFS } else { &[] };
+    let with_iscsi = if network_volumes::has_iscsi() { network_volumes::WITH_ISCSI } else { &[] };
     [
         many::CASES,
         with_logind,
+        with_nfs,
+        with_iscsi,
         cgroups::CASES,
         with_systemd,
         eviction::CASES,

@@ -21,6 +21,7 @@ pub mod memory_events;
 pub mod mount;
 mod names;
 pub mod port;
+mod program;
 pub mod stats;
 mod systemd;
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -22,9 +23,10 @@ use crate::{
     loop_device, mount,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
-        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, SharedFiles, Sharing, TcpCheck,
-        VolumeFigures, WalkProgress,
+        HttpCheck, MountPoint, NodeFigures, PodFigures, Program, ProgramOutput, Projected, Projection, ReadError,
+        SharedFiles, Sharing, TcpCheck, VolumeFigures, WalkProgress,
     },
+    program::Programs,
     stats::{
         Reader,
         cgroup::Trees,
@@ -39,6 +41,7 @@ use crate::{
 pub struct LinuxHost {
     lanes: Lanes,
     mounter: mount::Mounter,
+    programs: Programs,
     fetcher: Fetcher,
     checker: Checker,
     watches: Watches,
@@ -54,6 +57,7 @@ impl LinuxHost {
             watches: Watches::new(Interest::Entries, lanes.clone()),
             lanes,
             mounter: mount::Mounter::default(),
+            programs: Programs::default(),
             fetcher: Fetcher::default(),
             checker: Checker::default(),
             trees: Arc::default(),
@@ -271,7 +275,25 @@ impl Host for LinuxHost {
         self.short(file, loop_device::release).await
     }
 
+    async fn mount_points(&self) -> io::Result<Vec<MountPoint>> {
+        self.short(Path::new("/proc"), |_| mount::mount_points()).await
+    }
+
+    async fn run_program(&self, program: &Program) -> io::Result<ProgramOutput> {
+        self.programs.run(program).await
+    }
+
+    async fn write_control(&self, path: &Path, content: &[u8], timeout: Duration) -> io::Result<()> {
+        self.programs.write_control(path, content, timeout).await
+    }
+
     async fn unmount(&self, path: &Path) -> io::Result<()> {
+        let Some(parent) = path.parent() else { return Err(io::ErrorKind::InvalidInput.into()) };
+        // Without a step on the mounted file system: its server may be dead.
+        let point = path.to_owned();
+        if let Some(point) = self.short(parent, move |_| mount::network_mount(&point)).await? {
+            return self.unmount_network(&point).await;
+        }
         let mounter = self.mounter.clone();
         self.short(path, move |path| mounter.unmount(path)).await
     }
@@ -317,7 +339,34 @@ impl Host for LinuxHost {
     }
 }
 
+/// How long a server may take to agree to an unmount, as upstream's.
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(60);
+
 impl LinuxHost {
+    /// By a program, which ends when it is killed; a thread would wait for the server. `point` is as the kernel knows it.
+    async fn unmount_network(&self, point: &Path) -> io::Result<()> {
+        let text = point.display().to_string();
+        let umount = |args: &[&str]| {
+            let args = args.iter().map(|arg| (*arg).to_owned()).chain([text.clone()]).collect();
+            Program { timeout: UNMOUNT_TIMEOUT, ..Program::new("umount", args, point) }
+        };
+        let mut ended = self.programs.run(&umount(&[])).await;
+        if ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            // Without a look at the mount point, which would wait for the server again.
+            ended = self.programs.run(&umount(&["-f", "-c"])).await;
+        }
+        let here = point.to_owned();
+        let parent = point.parent().unwrap_or(point);
+        if self.short(parent, move |_| mount::network_mount(&here)).await?.is_none() {
+            return Ok(());
+        }
+        let output = ended?;
+        let said = format!("{}{}", output.stdout, output.stderr);
+        let message =
+            format!("unmount failed: {}\nUnmounting arguments: {}\nOutput: {said}", output.status, point.display());
+        Err(io::Error::other(message))
+    }
+
     /// A bounded number of steps on the device of `path`.
     async fn short<T, E>(&self, path: &Path, work: impl FnOnce(&Path) -> Result<T, E> + Send + 'static) -> Result<T, E>
     where

@@ -21,6 +21,11 @@ use rustix::{
     mount::{MountFlags, MountPropagationFlags, UnmountFlags},
 };
 
+use crate::port::MountPoint;
+
+/// Types of file systems whose server may not answer an unmount.
+const NETWORK_TYPES: [&str; 2] = ["nfs", "nfs4"];
+
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -32,6 +37,8 @@ pub struct Mount {
     pub minor: u32,
     /// Mounts below it propagate to its peers.
     pub is_shared: bool,
+    /// Of the mount, not of its file system.
+    pub options: String,
 }
 
 /// Mount points at or below `path`, deepest first. A missing path has none.
@@ -43,6 +50,29 @@ pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     points.reverse();
     points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
     Ok(points)
+}
+
+/// The whole table.
+pub fn mount_points() -> io::Result<Vec<MountPoint>> {
+    let table = mount_table()?.into_iter();
+    Ok(table
+        .map(|Mount { point: path, fs_type, source, major, minor, options, .. }| MountPoint {
+            path,
+            fs_type,
+            source,
+            device: (major, minor),
+            options,
+        })
+        .collect())
+}
+
+/// The path as the kernel knows it, if the file system mounted right there is a server's. Looks at its parent and at the mount
+/// table only.
+pub fn network_mount(path: &Path) -> io::Result<Option<PathBuf>> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+    let Some(parent) = resolved(parent)? else { return Ok(None) };
+    let point = parent.join(name);
+    Ok(top_mount(&point)?.filter(|mount| NETWORK_TYPES.contains(&&*mount.fs_type)).map(|mount| mount.point))
 }
 
 /// Gives `path` shared propagation: as part of a shared mount, or with a bind mount of its own.
@@ -207,6 +237,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         source: String::from_utf8_lossy(&unescape(fields.get(dash + 2)?)).into_owned(),
         major: major.parse().ok()?,
         minor: minor.parse().ok()?,
+        options: String::from_utf8_lossy(fields.get(5)?).into_owned(),
         is_shared: fields[6..dash].iter().any(|field| field.starts_with(b"shared:")),
     })
 }

@@ -234,6 +234,85 @@ impl SharedFiles {
     }
 }
 
+/// A program of the node, started without a shell.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Program {
+    pub name: String,
+    pub args: Vec<String>,
+    /// The mount point or device that it works on: one program at a time.
+    pub on: PathBuf,
+    pub timeout: Duration,
+    pub when_late: WhenLate,
+    /// Where systemd runs, it and the daemons that it starts get a scope of their own, described by this text.
+    pub scope: Option<String>,
+}
+
+impl Program {
+    /// Ended after a minute.
+    pub fn new(name: &str, args: Vec<String>, on: &Path) -> Self {
+        let (name, on, timeout) = (name.to_owned(), on.to_owned(), Duration::from_secs(60));
+        Program { name, args, on, timeout, when_late: WhenLate::Kill, scope: None }
+    }
+}
+
+/// The arguments may be secret: never logged.
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.name, self.on.display())
+    }
+}
+
+/// What happens to a program whose caller does not wait any longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenLate {
+    Kill,
+    /// Half of its work would be worse than none.
+    LeaveRunning,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramOutput {
+    pub status: Ended,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Exit(i32),
+    Signal(i32),
+}
+
+impl ProgramOutput {
+    pub fn is_success(&self) -> bool {
+        self.status == Ended::Exit(0)
+    }
+}
+
+/// As Go words it.
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ended::Exit(code) => write!(f, "exit status {code}"),
+            Ended::Signal(9) => f.write_str("signal: killed"),
+            Ended::Signal(number) => write!(f, "signal: {number}"),
+        }
+    }
+}
+
+/// One line of the mount table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountPoint {
+    pub path: PathBuf,
+    pub fs_type: String,
+    /// The device, the server's directory, or any text given to mount.
+    pub source: String,
+    /// Major and minor number: the same for all mounts of one file system.
+    pub device: (u32, u32),
+    /// Of this mount, not of its file system: `rw,nosuid`.
+    pub options: String,
+}
+
 /// How far the walk through a volume is.
 #[derive(Debug, Default)]
 pub struct WalkProgress(Mutex<Option<VolumeFigures>>);
@@ -370,8 +449,19 @@ pub trait Host: Send + Sync + 'static {
     /// Releases the loop devices over this file; none is no error.
     async fn release_loop_devices(&self, file: &Path) -> io::Result<()>;
 
-    /// Unmounts the topmost mount at `path`; it is no error if there is none. A busy one stays and is an error.
+    /// The whole mount table, in the order of mounting.
+    async fn mount_points(&self) -> io::Result<Vec<MountPoint>>;
+
+    /// Unmounts the topmost mount at `path`; it is no error if there is none. A busy one stays and is an error. One of a server
+    /// that does not answer is forced after a minute.
     async fn unmount(&self, path: &Path) -> io::Result<()>;
+
+    /// Runs a program to its end, or until it is late. One at a time on one path: while an earlier one has not ended, it is an
+    /// error.
+    async fn run_program(&self, program: &Program) -> io::Result<ProgramOutput>;
+
+    /// Writes to a control file of the kernel, which must exist. The kernel may take long to do what it asks for.
+    async fn write_control(&self, path: &Path, content: &[u8], timeout: Duration) -> io::Result<()>;
 
     /// Creates a cgroup and sets its limits. Returns the limits that failed.
     async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<UnsetLimit>>;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rubelet_host::{
-    port::{DirEntry, FileIdentity, FileKind, Projected, Projection},
+    port::{DirEntry, FileIdentity, FileKind, MountPoint, Projected, Projection},
     stats::disk::Usage,
 };
 use tokio::sync::mpsc;
@@ -309,6 +309,17 @@ impl Disk {
     pub(crate) fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let real = self.resolve(path)?;
         Ok(self.mounts.keys().rev().filter(|mount| mount.starts_with(&real)).cloned().collect())
+    }
+
+    pub(crate) fn mount_points(&self) -> Vec<MountPoint> {
+        let shown = |(path, source): (&PathBuf, &PathBuf)| MountPoint {
+            path: path.clone(),
+            fs_type: "simulated".to_owned(),
+            source: source.display().to_string(),
+            device: (0, 0),
+            options: "rw".to_owned(),
+        };
+        self.mounts.iter().map(shown).collect()
     }
 
     /// Unmounting a tmpfs loses its content.

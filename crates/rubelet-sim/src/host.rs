@@ -14,9 +14,9 @@ use rubelet_core::cgroups::{Cgroup, UnsetLimit};
 use rubelet_host::{
     lanes::{DeviceLate, LATE_AFTER},
     port::{
-        CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
-        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, SharedFiles, Sharing, TcpCheck,
-        VolumeFigures, WalkProgress,
+        CheckError, DirEntry, Ended, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
+        HttpCheck, MountPoint, NodeFigures, PodFigures, Program, ProgramOutput, Projected, Projection, ReadError,
+        SharedFiles, Sharing, TcpCheck, VolumeFigures, WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -441,6 +441,23 @@ impl Host for FakeHost {
     /// There are none here.
     async fn release_loop_devices(&self, file: &Path) -> io::Result<()> {
         self.look(file, |_| Ok(())).await
+    }
+
+    async fn mount_points(&self) -> io::Result<Vec<MountPoint>> {
+        self.look(Path::new("/proc"), |sim| Ok(sim.disk.mount_points())).await
+    }
+
+    /// Of the node's programs, the simulated one has mount.
+    async fn run_program(&self, program: &Program) -> io::Result<ProgramOutput> {
+        if program.name != "mount" {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        self.change("mount", &program.on, |sim, path| sim.disk.mount_tmpfs(path)).await?;
+        Ok(ProgramOutput { status: Ended::Exit(0), stdout: String::new(), stderr: String::new() })
+    }
+
+    async fn write_control(&self, path: &Path, content: &[u8], _timeout: Duration) -> io::Result<()> {
+        self.write_file(path, content, 0o200).await
     }
 
     async fn unmount(&self, path: &Path) -> io::Result<()> {

@@ -35,9 +35,6 @@ impl Agent {
 
     /// Looks at devices on disk, and unstages those that no pod uses. Before all sources are ready a pod may not be known yet.
     pub(super) fn sync_devices(&mut self, now: Now) {
-        if !self.settings.is_in_cluster() {
-            return;
-        }
         if self.node.devices.look_due(now) {
             let (subject, reason) = (Subject::Node(Routine::ListDevices), "pods may have released devices".to_owned());
             self.outbox.send(subject, NodeOp::ListDevices, reason, &self.settings, now);

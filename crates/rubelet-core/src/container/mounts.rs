@@ -205,14 +205,14 @@ fn image_of_volume(order: &StartContainer, spec: &PodSpec, mount: &VolumeMount, 
 
 struct VolumeSource {
     host_path: PathBuf,
-    /// Created for this pod: its files may be relabelled. The node's own must not be.
+    /// Its files may be relabelled. Those of the node and of servers must not be.
     is_ours: bool,
     is_read_only: bool,
 }
 
 impl VolumeSource {
     fn claimed(source: &PersistentSource, pod_dir: &Path) -> Self {
-        let is_ours = !matches!(source.kind, PersistentKind::HostPath { .. });
+        let is_ours = !matches!(source.kind, PersistentKind::HostPath { .. } | PersistentKind::Nfs(_));
         VolumeSource { host_path: source.path(pod_dir), is_ours, is_read_only: source.read_only }
     }
 

@@ -45,7 +45,24 @@ fn matches(name: &str, field: &str) -> bool {
         "<containers>" => matches!(field, "containers" | "initContainers" | "ephemeralContainers"),
         "<volume type>" => !matches!(
             field,
-            "name" | "emptyDir" | "hostPath" | "configMap" | "secret" | "downwardAPI" | "projected" | "image"
+            "name"
+                | "emptyDir"
+                | "hostPath"
+                | "configMap"
+                | "secret"
+                | "downwardAPI"
+                | "projected"
+                | "image"
+                | "nfs"
+                | "iscsi"
+                | "fc"
+                | "awsElasticBlockStore"
+                | "azureDisk"
+                | "azureFile"
+                | "cinder"
+                | "gcePersistentDisk"
+                | "portworxVolume"
+                | "vsphereVolume"
         ),
         "<resource>" => !matches!(field, "cpu" | "memory" | "ephemeral-storage") && !field.starts_with("hugepages-"),
         name => name == field,

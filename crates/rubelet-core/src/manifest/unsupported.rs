@@ -78,7 +78,7 @@ mod tests {
             "volumes": [
                 { "name": "v", "emptyDir": {} },
                 { "name": "h", "hostPath": { "path": "/h" } },
-                { "name": "n", "nfs": { "server": "s", "path": "/p" } },
+                { "name": "n", "glusterfs": { "endpoints": "e", "path": "/p" } },
                 { "name": "d", "emptyDir": { "sizeLimit": "1Gi" } },
                 { "name": "m", "emptyDir": { "sizeLimit": "1Gi", "medium": "Memory" } },
             ],
@@ -86,7 +86,7 @@ mod tests {
         }));
         assert_snapshot!(fields, @"
         spec.containers[0].resources.limits[nvidia.com/gpu]
-        spec.volumes[2].nfs
+        spec.volumes[2].glusterfs
         spec.hostUsers
         spec.containers[0].restartPolicyRules[1].action
         ");

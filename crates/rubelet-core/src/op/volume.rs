@@ -9,7 +9,7 @@ use super::{Deadline, PodPlace, Properties};
 use crate::{
     id::{PodRef, PodUid},
     volumes::{
-        claims::PersistentSource,
+        claims::{PersistentKind, PersistentSource},
         devices::{Device, DeviceName},
     },
 };
@@ -42,8 +42,20 @@ impl VolumeOp {
     pub(super) fn properties(&self) -> Properties {
         match self {
             VolumeOp::Resolve { .. } => Properties::look("ResolveClaim").lasting(Deadline::Api).aborted(),
-            VolumeOp::Stage { .. } => Properties::disk("StageDevice").lasting(Deadline::Driver),
+            VolumeOp::Stage { source } => Properties::disk("StageDevice").lasting(match source.kind {
+                PersistentKind::Csi(_) => Deadline::Driver,
+                // A large disk may have to be formatted or checked.
+                PersistentKind::HostPath { .. }
+                | PersistentKind::Local(_)
+                | PersistentKind::Nfs(_)
+                | PersistentKind::Iscsi(_)
+                | PersistentKind::Fc(_) => Deadline::Ownership,
+            }),
             VolumeOp::Unstage { .. } => Properties::disk("UnstageDevice").lasting(Deadline::Driver),
+            // A server may never answer, and the program that waits for it is killed.
+            VolumeOp::SetUp { claimed: Some(source), .. } if matches!(source.kind, PersistentKind::Nfs(_)) => {
+                Properties::disk("SetUpVolume").lasting(Deadline::Driver).aborted()
+            }
             // A driver that was called goes on although nobody waits: the end of the pod's volumes waits for it.
             VolumeOp::SetUp { claimed: Some(_), .. } => Properties::disk("SetUpVolume").lasting(Deadline::Ownership),
             VolumeOp::SetUp { claimed: None, .. } => Properties::disk("SetUpVolume").aborted(),

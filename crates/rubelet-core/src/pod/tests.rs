@@ -35,6 +35,7 @@ use crate::{
     test_support::{ago, facts, later, mk_pod, now},
     time::{Now, Uptime},
     volumes::{
+        HostPathType,
         claims::{PersistentKind, PersistentSource},
         csi::{AccessMode, CsiVolume, DriverRules},
         devices::Devices,
@@ -286,7 +287,7 @@ fn claim_is_resolved_before_its_volume_is_set_up() {
     spec.volumes.as_mut().expect("volumes")[0].persistent_volume_claim =
         Some(PersistentVolumeClaimVolumeSource::default());
     assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
-    let kind = PersistentKind::Local { path: "/disk".into() };
+    let kind = PersistentKind::HostPath { path: "/disk".into(), must_be: HostPathType::Unchecked };
     let name = "pv".to_owned();
     let source = PersistentSource { name, read_only: false, is_exclusive: false, kind, size: None, group: None };
     record.volumes.entry("v".to_owned()).or_default().claimed = Some(Arc::new(source));

@@ -17,13 +17,17 @@ use crate::{
     volumes::{
         self, HostPathType,
         csi::{self, AccessMode, CsiLifecycle, CsiVolume, DriverRules},
+        devices::{Device, DeviceName},
         expansion::ClaimedSize,
-        host_path_type,
+        fc::{FC_PLUGIN, FcVolume},
+        in_tree,
+        iscsi::{ISCSI_PLUGIN, IscsiVolume},
+        local::{LOCAL_PLUGIN, LocalVolume},
+        migration::{self, InlineVolume},
+        nfs::{NFS_PLUGIN, NfsVolume},
     },
 };
 
-/// The directory name of the plugin of local volumes.
-const LOCAL_PLUGIN: &str = "kubernetes.io~local-volume";
 /// The directory name of the CSI plugin.
 pub const CSI_PLUGIN: &str = "kubernetes.io~csi";
 const GROUP_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
@@ -130,14 +134,11 @@ pub struct PersistentSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::large_enum_variant, reason = "one per claimed volume, behind an Arc")]
 pub enum PersistentKind {
-    HostPath {
-        path: PathBuf,
-        must_be: HostPathType,
-    },
-    /// A directory of this node.
-    Local {
-        path: PathBuf,
-    },
+    HostPath { path: PathBuf, must_be: HostPathType },
+    Local(LocalVolume),
+    Nfs(NfsVolume),
+    Iscsi(IscsiVolume),
+    Fc(FcVolume),
     Csi(CsiVolume),
 }
 
@@ -171,7 +172,7 @@ impl PersistentSource {
             return Err(format!("the kind of PV {name} is not supported as a block volume yet"));
         }
         let mount_options = mount_options(volume, spec);
-        if spec.csi.is_none() && !mount_options.is_empty() {
+        if !in_tree::takes_mount_options(spec) && !mount_options.is_empty() {
             return Err("mount options are not supported for this volume type".to_owned());
         }
         let modes = spec.access_modes.as_deref().unwrap_or_default();
@@ -183,16 +184,8 @@ impl PersistentSource {
             let mode = modes.first().and_then(|mode| AccessMode::parse(mode)).unwrap_or(AccessMode::ReadWriteOnce);
             let volume = CsiVolume::persistent(source, mode, DriverRules::of(driver));
             PersistentKind::Csi(CsiVolume { mount_options, is_block, ..volume })
-        } else if let Some(source) = &spec.host_path {
-            let Some(must_be) = host_path_type(source) else {
-                let unknown = source.type_.as_deref().unwrap_or_default();
-                return Err(format!("hostPath.type {unknown} is not supported"));
-            };
-            PersistentKind::HostPath { path: PathBuf::from(&source.path), must_be }
-        } else if let Some(source) = &spec.local {
-            PersistentKind::Local { path: PathBuf::from(&source.path) }
         } else {
-            return Err(format!("the kind of PV {name} is not supported yet"));
+            in_tree::kind(&name, spec, &claim_ref.namespace, &mount_options)?
         };
         let capacity = spec.capacity.as_ref().and_then(|capacity| capacity.get("storage"));
         let size = capacity.and_then(|capacity| ClaimedSize::of(claim, &capacity.0));
@@ -229,16 +222,64 @@ impl PersistentSource {
         matches!(&self.kind, PersistentKind::Csi(volume) if volume.lifecycle == CsiLifecycle::Persistent)
     }
 
+    /// A volume of a pod whose kind moved into a CSI driver, or why it cannot be used.
+    pub fn migrated(volume: &InlineVolume, driver: Option<&CSIDriver>) -> Result<Self, String> {
+        let InlineVolume { name, source, access_mode } = volume;
+        if let Some(why) = csi::unsupported_lifecycle(&source.driver, driver, CsiLifecycle::Persistent) {
+            return Err(why);
+        }
+        let kind = PersistentKind::Csi(CsiVolume::persistent(source, *access_mode, DriverRules::of(driver)));
+        // As upstream, for the name of a directory.
+        let name = name.replace('/', "~");
+        Ok(PersistentSource { name, read_only: false, is_exclusive: false, kind, size: None, group: None })
+    }
+
     /// The node must wait until the attach/detach controller has attached it.
     pub fn is_attached_by_controller(&self) -> bool {
-        matches!(&self.kind, PersistentKind::Csi(volume) if volume.rules.attach)
+        match &self.kind {
+            PersistentKind::Csi(volume) => volume.rules.attach,
+            PersistentKind::Iscsi(volume) => volume.attach,
+            PersistentKind::Fc(volume) => volume.attach,
+            PersistentKind::HostPath { .. } | PersistentKind::Local(_) | PersistentKind::Nfs(_) => false,
+        }
+    }
+
+    /// On a standalone node there is no controller, and the node's own part is all that these kinds need.
+    pub fn without_controller(mut self) -> Self {
+        match &mut self.kind {
+            PersistentKind::Iscsi(volume) => volume.attach = false,
+            PersistentKind::Fc(volume) => volume.attach = false,
+            PersistentKind::Csi(_)
+            | PersistentKind::HostPath { .. }
+            | PersistentKind::Local(_)
+            | PersistentKind::Nfs(_) => {}
+        }
+        self
+    }
+
+    /// The volume's name on the Node object, if the attach/detach controller attaches it.
+    pub fn attached_name(&self) -> Option<String> {
+        if !self.is_attached_by_controller() {
+            return None;
+        }
+        match &self.kind {
+            PersistentKind::Iscsi(volume) => Some(volume.volume_name()),
+            PersistentKind::Fc(volume) => Some(volume.volume_name.clone()),
+            PersistentKind::Csi(_)
+            | PersistentKind::HostPath { .. }
+            | PersistentKind::Local(_)
+            | PersistentKind::Nfs(_) => Device::of(self).map(|device| DeviceName::of(&device).to_string()),
+        }
     }
 
     /// Where containers mount it from.
     pub fn path(&self, pod_dir: &Path) -> PathBuf {
         match &self.kind {
             PersistentKind::HostPath { path, .. } => path.clone(),
-            PersistentKind::Local { .. } => pod_dir.join("volumes").join(LOCAL_PLUGIN).join(&self.name),
+            PersistentKind::Local(_) => pod_dir.join("volumes").join(LOCAL_PLUGIN).join(&self.name),
+            PersistentKind::Nfs(_) => pod_dir.join("volumes").join(NFS_PLUGIN).join(&self.name),
+            PersistentKind::Iscsi(_) => pod_dir.join("volumes").join(ISCSI_PLUGIN).join(&self.name),
+            PersistentKind::Fc(_) => pod_dir.join("volumes").join(FC_PLUGIN).join(&self.name),
             PersistentKind::Csi(volume) if volume.is_block => block_link(pod_dir, &self.name),
             PersistentKind::Csi(_) => pod_dir.join("volumes").join(CSI_PLUGIN).join(&self.name).join("mount"),
         }
@@ -248,7 +289,10 @@ impl PersistentSource {
     pub fn plugin(&self) -> String {
         match &self.kind {
             PersistentKind::HostPath { .. } => "kubernetes.io/host-path".to_owned(),
-            PersistentKind::Local { .. } => "kubernetes.io/local-volume".to_owned(),
+            PersistentKind::Local(_) => "kubernetes.io/local-volume".to_owned(),
+            PersistentKind::Nfs(_) => "kubernetes.io/nfs".to_owned(),
+            PersistentKind::Iscsi(_) => "kubernetes.io/iscsi".to_owned(),
+            PersistentKind::Fc(_) => "kubernetes.io/fc".to_owned(),
             PersistentKind::Csi(volume) => format!("kubernetes.io/csi:{}", volume.driver),
         }
     }
@@ -261,7 +305,8 @@ pub fn block_link(pod_dir: &Path, name: &str) -> PathBuf {
 
 /// The volume must be resolved before it can be set up: its spec does not say all.
 pub fn is_resolved_first(volume: &Volume) -> bool {
-    volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || volume.csi.is_some()
+    let is_of_api = volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || volume.csi.is_some();
+    is_of_api || migration::inline_driver(volume).is_some() || in_tree::is_inline(volume)
 }
 
 fn mount_options(volume: &PersistentVolume, spec: &PersistentVolumeSpec) -> Vec<String> {
@@ -373,7 +418,7 @@ mod tests {
         kubernetes.io/host-path /data true
         hostPath.type Sock is not supported
         kubernetes.io/local-volume /pod/volumes/kubernetes.io~local-volume/pv true
-        the kind of PV pv is not supported yet
+        kubernetes.io/nfs /pod/volumes/kubernetes.io~nfs/pv true
         found PV object pv but its pv.Spec.ClaimRef.UID claim-2 does not point to claim.UID claim-1
         found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim
         the kind of PV pv is not supported as a block volume yet

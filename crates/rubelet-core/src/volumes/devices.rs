@@ -22,19 +22,27 @@ use crate::{
     volumes::{
         claims::{PersistentKind, PersistentSource},
         csi::CsiLifecycle,
+        fc::FcDevice,
+        iscsi::IscsiDevice,
     },
 };
 
 /// Delay after a failed look at the disk.
 const LOOK_RETRY: Duration = Duration::from_secs(15);
 
-/// The unique name of a volume, as the Node object has it: `kubernetes.io/csi/<driver>^<handle>`.
+/// Unique on the node. Of CSI and local volumes it is upstream's unique volume name; the others' may be spelt in several ways in
+/// specs (`PersistentSource::volume_name`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeviceName(String);
 
 impl DeviceName {
     pub fn of(device: &Device) -> Self {
-        DeviceName(format!("kubernetes.io/csi/{}^{}", device.driver, device.handle))
+        DeviceName(match device {
+            Device::Csi(CsiDevice { driver, handle, .. }) => format!("kubernetes.io/csi/{driver}^{handle}"),
+            Device::Local { name } => format!("kubernetes.io/local-volume/{name}"),
+            Device::Iscsi(device) => device.name(),
+            Device::Fc { dir } => format!("kubernetes.io/fc/{dir}"),
+        })
     }
 
     pub fn as_str(&self) -> &str {
@@ -48,25 +56,72 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// A CSI volume that is staged, or may be.
+/// A volume that is staged for all pods, or may be.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Device {
+pub enum Device {
+    Csi(CsiDevice),
+    /// By the name of its persistent volume. Only a block device leaves something on disk.
+    Local {
+        name: String,
+    },
+    Iscsi(IscsiDevice),
+    /// By the name of its directory.
+    Fc {
+        dir: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CsiDevice {
     pub driver: String,
     pub handle: String,
     /// Of a block volume, which has a staging path of its own: the name of its persistent volume.
     pub block: Option<String>,
 }
 
+impl CsiDevice {
+    /// `None` for a volume without one.
+    pub fn of(source: &PersistentSource) -> Option<CsiDevice> {
+        let PersistentKind::Csi(volume) = &source.kind else { return None };
+        let block = volume.is_block.then(|| source.name.clone());
+        let device = CsiDevice { driver: volume.driver.clone(), handle: volume.handle.clone(), block };
+        Some(device).filter(|_| volume.lifecycle == CsiLifecycle::Persistent)
+    }
+}
+
 impl Device {
     /// `None` for volumes that are only mounted into pods.
     pub fn of(source: &PersistentSource) -> Option<Device> {
         match &source.kind {
-            PersistentKind::Csi(volume) if volume.lifecycle == CsiLifecycle::Persistent => {
-                let block = volume.is_block.then(|| source.name.clone());
-                Some(Device { driver: volume.driver.clone(), handle: volume.handle.clone(), block })
-            }
-            PersistentKind::Csi(_) | PersistentKind::HostPath { .. } | PersistentKind::Local { .. } => None,
+            PersistentKind::Csi(_) => CsiDevice::of(source).map(Device::Csi),
+            PersistentKind::Local(_) => Some(Device::Local { name: source.name.clone() }),
+            PersistentKind::Iscsi(volume) => Some(Device::Iscsi(volume.device(&source.name))),
+            PersistentKind::Fc(volume) => Some(Device::Fc { dir: volume.device.dir_name() }),
+            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => None,
         }
+    }
+
+    /// What the Node object may call it.
+    fn volume_names(&self) -> Vec<String> {
+        match self {
+            Device::Csi(_) | Device::Local { .. } => vec![DeviceName::of(self).to_string()],
+            Device::Iscsi(device) => device.volume_names(),
+            Device::Fc { dir } => FcDevice::parse(dir).map(|device| device.volume_name()).into_iter().collect(),
+        }
+    }
+
+    /// The name of its plugin in metrics.
+    pub fn plugin(&self) -> String {
+        match self {
+            Device::Csi(device) => format!("kubernetes.io/csi:{}", device.driver),
+            Device::Local { .. } => "kubernetes.io/local-volume".to_owned(),
+            Device::Iscsi(_) => "kubernetes.io/iscsi".to_owned(),
+            Device::Fc { .. } => "kubernetes.io/fc".to_owned(),
+        }
+    }
+
+    pub fn csi(driver: &str, handle: &str) -> Device {
+        Device::Csi(CsiDevice { driver: driver.to_owned(), handle: handle.to_owned(), block: None })
     }
 }
 
@@ -114,10 +169,10 @@ struct Wanted {
     pods: Vec<PodUid>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct BegunStage {
-    /// By the attach/detach controller.
-    is_attached: bool,
+    /// Its name on the Node object, if the attach/detach controller attached it.
+    attached_name: Option<String>,
     is_under_way: bool,
 }
 
@@ -136,6 +191,11 @@ impl Default for LookState {
 }
 
 impl Devices {
+    /// Of a standalone node, where volumes of pods rarely have devices: the first look follows the end of a pod.
+    pub fn standalone() -> Self {
+        Devices { look: LookState::Idle, ..Devices::default() }
+    }
+
     /// The pod's volume lies on this device.
     pub fn want(&mut self, pod: &PodUid, source: &Arc<PersistentSource>) {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
@@ -170,7 +230,8 @@ impl Devices {
         if self.staged.contains(&name) {
             return DeviceState::Staged;
         }
-        if source.is_attached_by_controller() && !node.is_some_and(|node| node.has_attached(name.as_str())) {
+        let is_attached = |volume: String| node.is_some_and(|node| node.has_attached(&volume));
+        if source.attached_name().is_some_and(|volume| !is_attached(volume)) {
             return DeviceState::NotAttached;
         }
         match self.failures.get(&name).filter(|failure| failure.retry_at > now.uptime) {
@@ -210,22 +271,23 @@ impl Devices {
 
     /// Pods that wait for a device of which the Node object says something new.
     pub fn attachment_changed(&self, before: Option<&NodeObject>, after: Option<&NodeObject>) -> Vec<PodUid> {
-        let has = |node: Option<&NodeObject>, name: &DeviceName| node.is_some_and(|it| it.has_attached(name.as_str()));
-        let changed = self.wanted.iter().filter(|(name, _)| has(before, name) != has(after, name));
-        changed.flat_map(|(_, wanted)| wanted.pods.iter().cloned()).collect()
+        let has = |node: Option<&NodeObject>, volume: &str| node.is_some_and(|it| it.has_attached(volume));
+        let is_changed = |volume: String| has(before, &volume) != has(after, &volume);
+        let changed = self.wanted.values().filter(|wanted| wanted.source.attached_name().is_some_and(is_changed));
+        changed.flat_map(|wanted| wanted.pods.iter().cloned()).collect()
     }
 
     /// From now on it may be staged, whatever the result.
     pub fn begin_stage(&mut self, source: &PersistentSource) {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
-        let is_attached = source.is_attached_by_controller();
-        self.begun.insert(name, BegunStage { is_attached, is_under_way: true });
+        let attached_name = source.attached_name();
+        self.begun.insert(name, BegunStage { attached_name, is_under_way: true });
     }
 
     pub fn staged(&mut self, source: &PersistentSource) {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
-        let is_attached = source.is_attached_by_controller();
-        self.begun.insert(name.clone(), BegunStage { is_attached, is_under_way: false });
+        let attached_name = source.attached_name();
+        self.begun.insert(name.clone(), BegunStage { attached_name, is_under_way: false });
         self.failures.remove(&name);
         if !self.wanted.contains_key(&name) {
             self.request_look();
@@ -254,7 +316,7 @@ impl Devices {
 
     /// What failed on the driver's devices is tried again at once. Returns the pods that want them.
     pub fn retry(&mut self, driver: &str, now: Now) -> Vec<PodUid> {
-        let prefix = DeviceName::of(&Device { driver: driver.to_owned(), handle: String::new(), block: None });
+        let prefix = DeviceName::of(&Device::csi(driver, ""));
         let failed = self.failures.iter_mut().filter(|(name, _)| name.0.starts_with(&prefix.0));
         let mut names = Vec::new();
         for (name, failure) in failed {
@@ -330,12 +392,12 @@ impl Devices {
     /// and before the Node object is known: what it has stays.
     pub fn in_use(&self, node: Option<&NodeObject>) -> Option<Vec<String>> {
         let (found, node) = (self.found.as_ref()?, node?);
-        let wanted = self.wanted.iter().filter(|(_, wanted)| wanted.source.is_attached_by_controller());
-        let begun = self.begun.iter().filter(|(_, stage)| stage.is_attached);
+        let wanted = self.wanted.values().filter_map(|wanted| wanted.source.attached_name());
+        let begun = self.begun.values().filter_map(|stage| stage.attached_name.clone());
         // Whether a previous process's devices were attached is only in the Node object.
-        let was_in_use = |name: &&DeviceName| node.volumes_in_use.contains(name.as_str());
-        let names = wanted.map(|(name, _)| name).chain(begun.map(|(name, _)| name));
-        let names: BTreeSet<_> = names.chain(found.keys().filter(was_in_use)).map(ToString::to_string).collect();
+        let was_in_use = |volume: &String| node.volumes_in_use.contains(volume);
+        let found = found.values().flat_map(|found| found.device.volume_names()).filter(was_in_use);
+        let names: BTreeSet<_> = wanted.chain(begun).chain(found).collect();
         Some(names.into_iter().collect())
     }
 
@@ -367,7 +429,7 @@ mod tests {
     }
 
     fn device(handle: &str) -> Device {
-        Device { driver: "d".to_owned(), handle: handle.to_owned(), block: None }
+        Device::csi("d", handle)
     }
 
     fn found(handle: &str, pods: &[&str]) -> FoundDevice {

@@ -18,8 +18,20 @@ use rubelet_testbed::{
 
 use crate::debian;
 
-const PACKAGES: &str = "busybox-static,containerd,containernetworking-plugins,criu,dbus,iproute2,linux-image-cloud-amd64,\
-                        runc,systemd-sysv,udev";
+/// With servers of volumes: NFS and iSCSI.
+const PACKAGES: &str = "busybox-static,containerd,containernetworking-plugins,criu,dbus,iproute2,iptables,\
+                        linux-image-cloud-amd64,nfs-kernel-server,open-iscsi,runc,systemd-sysv,tgt,udev";
+
+/// Servers that only their tests start.
+const NOT_AT_BOOT: &[&str] = &[
+    "multi-user.target.wants/nfs-server.service",
+    "multi-user.target.wants/rpcbind.service",
+    "multi-user.target.wants/tgt.service",
+    "remote-fs.target.wants/nfs-client.target",
+    "sockets.target.wants/iscsid.socket",
+    "sockets.target.wants/rpcbind.socket",
+    "sysinit.target.wants/open-iscsi.service",
+];
 
 /// The second disk has the tests.
 const FSTAB: &str = "/dev/vda / ext4 defaults 0 0\n/dev/vdb /tests ext4 defaults 0 0\n";
@@ -39,7 +51,7 @@ impl Image {
         let image =
             Image { kernel: base.join("vmlinuz"), initrd: base.join("initrd.img"), root: base.join("root.ext4") };
         let unit = fs::read_to_string(project::root().join("testbed/vm/tests.service"))?;
-        let content = format!("{PACKAGES}\n{FSTAB}{MASKED:?}\n{unit}");
+        let content = format!("{PACKAGES}\n{FSTAB}{MASKED:?}{NOT_AT_BOOT:?}\n{unit}");
         let stamp = base.join("stamp");
         if !fs::read_to_string(&stamp).is_ok_and(|made| made == content) {
             step("making the machine's system (some minutes)", || image.make(&base.join("debian"), &unit))?;
@@ -62,6 +74,9 @@ impl Image {
         symlink("../tests.service", units.join("multi-user.target.wants/tests.service"))?;
         for name in MASKED {
             symlink("/dev/null", units.join(name)).with_context(|| format!("mask {name}"))?;
+        }
+        for link in NOT_AT_BOOT {
+            fs::remove_file(units.join(link)).with_context(|| format!("disable {link}"))?;
         }
         // Space for all tests at once.
         file_system(&root, &self.root, "8G")?;

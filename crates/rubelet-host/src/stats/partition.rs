@@ -123,6 +123,7 @@ mod tests {
             major: 8,
             minor: 1,
             is_shared: false,
+            options: "rw".to_owned(),
         };
         let mounts = vec![
             mount("/", "ext4", "/dev/vda1"),

@@ -20,8 +20,8 @@ use rubelet_host::{
     linux::LinuxHost,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
-        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, SharedFiles, Sharing, TcpCheck,
-        VolumeFigures, WalkProgress,
+        HttpCheck, MountPoint, NodeFigures, PodFigures, Program, ProgramOutput, Projected, Projection, ReadError,
+        SharedFiles, Sharing, TcpCheck, VolumeFigures, WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -128,6 +128,9 @@ killed_host! {
         next_writes() -> Vec<PathBuf>;
         read_link(path: &Path) -> io::Result<Option<PathBuf>>;
         mounts_below(path: &Path) -> io::Result<Vec<PathBuf>>;
+        mount_points() -> io::Result<Vec<MountPoint>>;
+        write_control(path: &Path, content: &[u8], timeout: Duration) -> io::Result<()>;
+        run_program(program: &Program) -> io::Result<ProgramOutput>;
         apply_cgroup(cgroup: &Cgroup) -> io::Result<Vec<UnsetLimit>>;
         list_cgroups(path: &Path) -> io::Result<Vec<String>>;
         has_cgroup(path: &Path) -> io::Result<bool>;

@@ -15,6 +15,7 @@ use rubelet_core::{
     volumes::{
         self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeSource, VolumeToMount,
         claims::{PersistentKind, PersistentSource},
+        devices::Device,
     },
 };
 use rubelet_host::port::FileKind;
@@ -30,9 +31,18 @@ mod claim;
 mod csi;
 mod devices;
 mod expansion;
+mod fc;
 mod files;
+mod iscsi;
+mod local;
+mod mounting;
+mod nfs;
 mod ownership;
 mod persistent;
+mod scsi;
+
+/// Upstream's words. Its gate cannot be turned on any more.
+const GIT_REPO_DISABLED: &str = "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`";
 
 /// A tmpfs as upstream mounts it: world-writable with the sticky bit.
 const TMPFS_MODE: u32 = 0o1777;
@@ -42,9 +52,17 @@ pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, Effec
         VolumeOp::Resolve { pod, volume } => claim::resolve(world, pod, volume).await,
         VolumeOp::Stage { source } => match &source.kind {
             PersistentKind::Csi(volume) => csi::stage(world, source, volume).await,
-            PersistentKind::HostPath { .. } | PersistentKind::Local { .. } => Ok(Facts::Nothing),
+            PersistentKind::Local(volume) => local::stage(world, source, volume).await,
+            PersistentKind::Iscsi(volume) => iscsi::stage(world, source, volume).await,
+            PersistentKind::Fc(volume) => fc::stage(world, source, volume).await,
+            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => Ok(Facts::Nothing),
         },
-        VolumeOp::Unstage { device } => csi::unstage(world, device).await,
+        VolumeOp::Unstage { device } => match device {
+            Device::Csi(device) => csi::unstage(world, device).await,
+            Device::Local { name } => local::unstage(world, name).await,
+            Device::Iscsi(device) => iscsi::unstage(world, device).await,
+            Device::Fc { dir } => fc::unstage(world, dir).await,
+        },
         VolumeOp::SetUp { pod, uid, volume, claimed } => {
             set_up_volume(world, pod, uid, volume, claimed.as_deref()).await
         }
@@ -149,10 +167,11 @@ async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Res
         }
         VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
         VolumeSource::Files(content) => files::set_up(world, owner, &volume.name, content).await,
-        VolumeSource::Claim(_) | VolumeSource::Csi { .. } => {
+        VolumeSource::Claim(_) | VolumeSource::Csi { .. } | VolumeSource::InTree => {
             Err(failure::refused("what it stands for is not known".to_owned()))
         }
         VolumeSource::Invalid(problem) => Err(failure::refused(problem.clone())),
+        VolumeSource::GitRepo => Err(failure::refused(GIT_REPO_DISABLED.to_owned())),
         VolumeSource::Unsupported(what) => Err(failure::refused(format!("{what} is not supported yet"))),
     }
 }
@@ -439,9 +458,10 @@ mod tests {
     async fn failed_volume_does_not_delay_other_volumes() {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
-        let volumes = json!([{"name": "a", "nfs": {"server": "s", "path": "/"}}, {"name": "b", "emptyDir": {}}]);
+        let volumes = json!([{"name": "a", "gitRepo": {"repository": "r"}}, {"name": "b", "emptyDir": {}}]);
         let answer = set_up_all(&world, &pod(&volumes)).await;
-        assert_eq!(answer, "Refused: MountVolume.SetUp failed for volume \"a\" : nfs is not supported yet");
+        let expected = format!("Refused: MountVolume.SetUp failed for volume \"a\" : {GIT_REPO_DISABLED}");
+        assert_eq!(answer, expected);
         assert!(empty_dir(&world, "b").exists());
     }
 }

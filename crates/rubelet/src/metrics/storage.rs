@@ -133,8 +133,7 @@ impl StorageMetrics {
                 self.ended(&source.plugin(), StorageOperation::FsResize, result.is_ok(), took);
             }
             Op::Volume(VolumeOp::Unstage { device }) => {
-                let plugin = format!("kubernetes.io/csi:{}", device.driver);
-                self.ended(&plugin, StorageOperation::UnmountDevice, result.is_ok(), took);
+                self.ended(&device.plugin(), StorageOperation::UnmountDevice, result.is_ok(), took);
             }
             _ => {}
         }

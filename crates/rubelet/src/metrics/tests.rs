@@ -16,7 +16,10 @@ use rubelet_core::{
     pod::VolumeRecord,
     snapshot::{EvictionView, LifecycleStage, PodCounts, ProtectedMemory, Snapshot},
     time::{Now, Uptime},
-    volumes::claims::{PersistentKind, PersistentSource},
+    volumes::{
+        claims::{PersistentKind, PersistentSource},
+        local::LocalVolume,
+    },
 };
 use rubelet_csi::{CsiPlugins as _, DriverAddress};
 use serde_json::json;
@@ -56,7 +59,11 @@ fn two_pods() -> Snapshot {
         is_exclusive: false,
         size: None,
         group: None,
-        kind: PersistentKind::Local { path: "/disk".into() },
+        kind: PersistentKind::Local(LocalVolume {
+            path: "/disk".into(),
+            fs_type: String::new(),
+            mount_options: Vec::new(),
+        }),
     };
     web.volumes.insert("data".to_owned(), VolumeRecord { claimed: None, is_set_up: true, ..VolumeRecord::default() });
     web.volumes.insert(

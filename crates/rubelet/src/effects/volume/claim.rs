@@ -16,6 +16,7 @@ use rubelet_core::{
         self,
         claims::{ClaimRef, PersistentSource},
         csi::{self, CsiLifecycle, CsiVolume, DriverRules},
+        in_tree, migration,
     },
 };
 use rubelet_kube::{error_chain, port::ObjectPath};
@@ -32,6 +33,18 @@ pub(super) async fn resolve(world: &World, pod: &Pod, volume: &str) -> Result<Fa
     let named = spec.and_then(|spec| volumes::mounted(spec).find(|known| known.name == volume));
     if let Some(source) = named.and_then(|named| named.csi.as_ref()) {
         return inline(world, pod, volume, source).await;
+    }
+    let inline = named.map_or(Ok(None), |named| in_tree::inline(named, namespace_of(pod)));
+    if let Some(source) = inline.map_err(failure::refused)? {
+        let source = if world.cluster.is_some() { source } else { source.without_controller() };
+        return Ok(Facts::Volume(Arc::new(source)));
+    }
+    let moved = named.map_or(Ok(None), |named| migration::inline(named, namespace_of(pod)));
+    if let Some(moved) = moved.map_err(failure::refused)? {
+        let object = csi_driver(world, &moved.source.driver).await?;
+        let source = PersistentSource::migrated(&moved, object.as_ref());
+        let source = source.map_err(|message| EffectError { kind: ErrorKind::MissingObject, message })?;
+        return Ok(Facts::Volume(Arc::new(source)));
     }
     let Some(claim) = named.and_then(|named| ClaimRef::of(pod, named)) else {
         return Err(failure::refused(format!("volume {volume:?} has no claim")));
@@ -52,6 +65,7 @@ async fn source_of(world: &World, pod: &Pod, claim: &ClaimRef) -> Result<Persist
     let name = claim.bound_to(pod, &found).map_err(unusable)?;
     let path = ObjectPath::all("v1", "persistentvolumes").named(&*name);
     let volume: PersistentVolume = get(world, path, &format!("failed to fetch PV {name} from API server")).await?;
+    let volume = migration::persistent_volume(&volume).map_err(unusable)?;
     let driver = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(|source| source.driver.clone());
     let object = match driver {
         Some(driver) => csi_driver(world, &driver).await?,

@@ -24,7 +24,7 @@ use rubelet_core::{
         self,
         claims::{CSI_PLUGIN, PersistentSource},
         csi::{AccessMode, CsiLifecycle, CsiVolume, SecretName},
-        devices::Device,
+        devices::CsiDevice,
         files::Token,
     },
 };
@@ -96,7 +96,7 @@ pub(super) struct DevicePlace {
     all: Vec<PathBuf>,
 }
 
-pub(super) fn device_place(world: &World, device: &Device) -> Result<DevicePlace, EffectError> {
+pub(super) fn device_place(world: &World, device: &CsiDevice) -> Result<DevicePlace, EffectError> {
     if let Some(name) = &device.block {
         let (devices, name) = (block::devices_dir(world), super::component(name)?);
         let (own, staging, publish) =
@@ -115,7 +115,7 @@ pub(super) fn devices_dir(world: &World) -> PathBuf {
 }
 
 pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &CsiVolume) -> Result<Facts, EffectError> {
-    let device = Device::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
+    let device = CsiDevice::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
     let DevicePlace { staging: staging_path, data: data_dir, all } = device_place(world, &device)?;
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
@@ -151,7 +151,7 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Csi
     }
 }
 
-pub(super) async fn unstage(world: &World, device: &Device) -> Result<Facts, EffectError> {
+pub(super) async fn unstage(world: &World, device: &CsiDevice) -> Result<Facts, EffectError> {
     let DevicePlace { staging, all, .. } = device_place(world, device)?;
     let client = client(world, &device.driver)?;
     if capabilities(&client).await?.stage_unstage {
@@ -218,7 +218,7 @@ pub(super) async fn publish_request(
             volume_context.insert(name, tokens);
         }
     }
-    let staging_path = match Device::of(source).filter(|_| capabilities.stage_unstage) {
+    let staging_path = match CsiDevice::of(source).filter(|_| capabilities.stage_unstage) {
         Some(device) => Some(device_place(world, &device)?.staging),
         None => None,
     };
@@ -426,7 +426,15 @@ async fn publish_context(
 }
 
 pub(super) async fn secrets(world: &World, name: Option<&SecretName>) -> Result<Secrets, EffectError> {
-    let Some(SecretName { namespace, name }) = name else { return Ok(Secrets::default()) };
+    secret_texts(world, name).await.map(Secrets::new)
+}
+
+/// The values of a secret by their keys; nothing without a secret.
+pub(super) async fn secret_texts(
+    world: &World,
+    name: Option<&SecretName>,
+) -> Result<BTreeMap<String, String>, EffectError> {
+    let Some(SecretName { namespace, name }) = name else { return Ok(BTreeMap::new()) };
     let path = ObjectPath::all("v1", "secrets").within(&**namespace).named(&**name);
     let failed = |error: &dyn std::fmt::Display| EffectError {
         kind: ErrorKind::Retry,
@@ -439,7 +447,7 @@ pub(super) async fn secrets(world: &World, name: Option<&SecretName>) -> Result<
         Ok(text) => Ok((key, text)),
         Err(_) => Err(failed(&format_args!("the value of {key:?} is no text"))),
     });
-    Ok(Secrets::new(data.collect::<Result<_, _>>()?))
+    data.collect()
 }
 
 async fn write_data(world: &World, dir: &Path, data: &VolumeData) -> Result<(), EffectError> {

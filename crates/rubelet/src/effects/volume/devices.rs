@@ -15,7 +15,10 @@ use rubelet_core::{
     id::PodUid,
     volumes::{
         claims::CSI_PLUGIN,
-        devices::{Device, FoundDevice},
+        devices::{CsiDevice, Device, FoundDevice},
+        fc,
+        iscsi::{self, IscsiDevice},
+        local::{self, LOCAL_PLUGIN},
     },
 };
 use rubelet_host::port::FileKind;
@@ -28,7 +31,7 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
     for driver_dir in dirs(world, &csi::devices_dir(world)).await? {
         let is_block = driver_dir == block::devices_dir(world);
         for dir in dirs(world, &driver_dir).await? {
-            let device = if is_block { block_device_in(world, &dir).await? } else { device_in(world, &dir).await? };
+            let device = if is_block { block_device_in(world, &dir).await? } else { csi_device(world, &dir).await? };
             match device {
                 Some(device) => drop(found.insert(device, BTreeSet::new())),
                 None if is_block && block::is_shared_dir(&dir) => {}
@@ -38,44 +41,98 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
             }
         }
     }
-    if found.is_empty() {
-        return Ok(Facts::Devices(Vec::new()));
+    for dir in dirs(world, &local::devices_dir(&world.paths.root_dir)).await? {
+        found.extend(local_device(&dir).map(|device| (device, BTreeSet::new())));
+    }
+    for (dir, device) in scsi_devices(world).await? {
+        let pods = pods_of_disk(world, &dir).await?;
+        found.entry(device).or_default().extend(pods);
     }
     let mut are_known = Vec::new();
     for pod_dir in dirs(world, &world.paths.pods_dir()).await? {
-        let uid = pod_dir.file_name().map(|name| PodUid::new(name.to_string_lossy()));
-        for dir in dirs(world, &pod_dir.join("volumes").join(CSI_PLUGIN)).await? {
-            let device = device_in(world, &dir).await?;
-            are_known.push(device.is_some());
-            if let (Some(device), Some(uid)) = (device, &uid)
-                && let Some(pods) = found.get_mut(&device)
-            {
-                pods.insert(uid.clone());
+        let Some(uid) = pod_dir.file_name().map(|name| PodUid::new(name.to_string_lossy())) else { continue };
+        let volumes = pod_dir.join("volumes");
+        let mut devices = Vec::new();
+        // Without a device, as yet, a driver's volume is one that was never staged.
+        if found.keys().any(|device| matches!(device, Device::Csi(_))) {
+            for dir in dirs(world, &volumes.join(CSI_PLUGIN)).await? {
+                let device = csi_device(world, &dir).await?;
+                are_known.push(device.is_some());
+                devices.extend(device.filter(|device| found.contains_key(device)));
             }
         }
-        let links = block::links_dir(&pod_dir);
-        for name in names(world, &links).await? {
-            let users = found.iter_mut().find(|(device, _)| device.block.as_ref() == Some(&name));
-            if let (Some((_, pods)), Some(uid)) = (users, &uid) {
-                pods.insert(uid.clone());
-            }
+        for name in names(world, &block::links_dir(&pod_dir)).await? {
+            let is_it = |device: &&Device| matches!(device, Device::Csi(it) if it.block.as_ref() == Some(&name));
+            devices.extend(found.keys().find(is_it).cloned());
+        }
+        // A directory of the node is in use without a device of its own.
+        let local = dirs(world, &volumes.join(LOCAL_PLUGIN)).await?;
+        devices.extend(local.iter().filter_map(|dir| local_device(dir)));
+        for device in devices {
+            found.entry(device).or_default().insert(uid.clone());
         }
     }
     world.metrics.storage.reconstructed(&are_known);
     Ok(Facts::Devices(found.into_iter().map(|(device, pods)| FoundDevice { device, pods }).collect()))
 }
 
+/// The directories where disks of targets and fabrics are mounted.
+async fn scsi_devices(world: &World) -> Result<Vec<(PathBuf, Device)>, EffectError> {
+    let name = |dir: &Path| dir.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    let mut found = Vec::new();
+    for iface in dirs(world, &iscsi::devices_dir(&world.paths.root_dir)).await? {
+        for dir in dirs(world, &iface).await? {
+            let device = IscsiDevice::parse(&name(&iface), &name(&dir));
+            found.extend(device.map(|device| (dir, Device::Iscsi(device))));
+        }
+    }
+    for dir in dirs(world, &fc::devices_dir(&world.paths.root_dir)).await? {
+        if !dir.ends_with("volumeDevices") {
+            let device = Device::Fc { dir: name(&dir) };
+            found.push((dir, device));
+        }
+    }
+    Ok(found)
+}
+
+/// The pods that a disk is mounted for: only the mount table says which disk a pod's directory shows.
+async fn pods_of_disk(world: &World, dir: &Path) -> Result<BTreeSet<PodUid>, EffectError> {
+    let failed = |error: io::Error| failure::io("look for mounts of", dir, &error);
+    let own = world.host.mounts_below(dir).await.map_err(failed)?;
+    let table = world.host.mount_points().await.map_err(failed)?;
+    let Some(disk) = table.iter().find(|mount| own.contains(&mount.path)).map(|mount| mount.device) else {
+        return Ok(BTreeSet::new());
+    };
+    let pods_dir = world.paths.pods_dir();
+    let below = world.host.mounts_below(&pods_dir).await.map_err(failed)?;
+    // `<uid>/volumes/<plugin>/<volume>`; parts of volumes are mounted elsewhere, and never longer than these.
+    let uid = |path: &PathBuf| {
+        let mut above = path.ancestors().skip(2);
+        let volumes = above.next().filter(|dir| dir.ends_with("volumes"));
+        volumes.and(above.next()?.file_name()).map(|uid| PodUid::new(uid.to_string_lossy()))
+    };
+    let shown = table.iter().filter(|mount| mount.device == disk && below.contains(&mount.path));
+    Ok(shown.filter_map(|mount| uid(&mount.path)).collect())
+}
+
 /// `None` if there is no data file, or if it names none.
-async fn device_in(world: &World, dir: &Path) -> Result<Option<Device>, EffectError> {
+async fn csi_device(world: &World, dir: &Path) -> Result<Option<Device>, EffectError> {
     let Some(data) = csi::read_data(world, dir).await? else { return Ok(None) };
-    let device = Device { driver: data.driver_name, handle: data.volume_handle, block: None };
-    Ok(Some(device).filter(|device| !device.driver.is_empty() && !device.handle.is_empty()))
+    let is_named = !data.driver_name.is_empty() && !data.volume_handle.is_empty();
+    Ok(is_named.then(|| Device::csi(&data.driver_name, &data.volume_handle)))
+}
+
+fn local_device(dir: &Path) -> Option<Device> {
+    Some(Device::Local { name: dir.file_name()?.to_str()?.to_owned() })
 }
 
 /// The directory has the name of its persistent volume.
 async fn block_device_in(world: &World, dir: &Path) -> Result<Option<Device>, EffectError> {
     let block = dir.file_name().map(|name| name.to_string_lossy().into_owned());
-    Ok(device_in(world, &dir.join("data")).await?.map(|device| Device { block, ..device }))
+    Ok(csi_device(world, &dir.join("data")).await?.map(|device| match device {
+        Device::Csi(device) => Device::Csi(CsiDevice { block, ..device }),
+        other => other,
+    }))
 }
 
 /// The names in a directory; none if it does not exist.

@@ -12,7 +12,7 @@ use rubelet_core::{
     volumes::{
         claims::{PersistentKind, PersistentSource},
         csi::CsiVolume,
-        devices::Device,
+        devices::CsiDevice,
         expansion::{self, ClaimedSize, Expanded, Next},
     },
 };
@@ -78,7 +78,7 @@ async fn call(
         let error = format!("NodeExpand is not supported by the CSI driver {}", volume.driver);
         return Ok(Called::Unsupported { error });
     }
-    let device = Device::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
+    let device = CsiDevice::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
     // For a block volume upstream gives the path that it was published to.
     let volume_path = match volume.is_block {
         true => block::publish_path(world, &source.name, uid)?,

@@ -1,42 +1,63 @@
-//! Setup of persistent volumes that lie on the node: local directories and host paths.
+//! Setup of persistent volumes, and of volumes of pods that need more than a directory.
 //!
-//! Owns: the bind mount of a local volume into the pod's directory. Never: removes anything of a volume.
-//! Upstream: `pkg/volume/local`, `pkg/volume/hostpath`.
+//! Owns: which kind is set up where, and giving a volume to the pod's group. Never: removes anything of a volume.
+//! Upstream: `volume.SetVolumeOwnership`.
 
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    effect::{EffectError, ErrorKind},
+    effect::EffectError,
     volumes::{
         self,
         claims::{PersistentKind, PersistentSource},
+        fc,
+        mounting::bind_options,
     },
 };
-use rubelet_host::port::{FileKind, SharedFiles, Sharing};
+use rubelet_host::port::{SharedFiles, Sharing};
 
-use super::{block, csi, files::Owner, ownership, set_up_host_path};
+use super::{block, csi, files::Owner, local, mounting, nfs, ownership, set_up_host_path};
 use crate::{
     effects::{directories::component, failure},
     metrics::storage::StorageOperation,
     world::World,
 };
 
-/// The parent of the mount point, as upstream makes it.
-const PARENT_MODE: u32 = 0o750;
-
 pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &PersistentSource) -> Result<(), EffectError> {
     match &source.kind {
         PersistentKind::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
-        PersistentKind::Local { path } => {
-            component(&source.name)?;
-            let place = source.path(owner.dir);
-            bind(world, path, &place).await?;
-            if source.read_only { Ok(()) } else { share(world, owner.pod, source, &place).await }
+        PersistentKind::Local(volume) => local::set_up(world, owner, source, volume).await,
+        PersistentKind::Nfs(volume) => nfs::set_up(world, owner, source, volume).await,
+        PersistentKind::Iscsi(volume) => {
+            let from = volume.device(&source.name).dir(&world.paths.root_dir);
+            set_up_disk(world, owner, source, &from, &volume.mount_options).await
+        }
+        PersistentKind::Fc(volume) => {
+            let from = fc::devices_dir(&world.paths.root_dir).join(volume.device.dir_name());
+            set_up_disk(world, owner, source, &from, &volume.mount_options).await
         }
         PersistentKind::Csi(volume) if volume.is_block => block::publish(world, owner, source, volume).await,
         PersistentKind::Csi(volume) => csi::publish(world, owner, source, volume).await,
     }
+}
+
+/// Shows the pod a disk that is mounted for all pods.
+async fn set_up_disk(
+    world: &World,
+    owner: &Owner<'_>,
+    source: &PersistentSource,
+    from: &Path,
+    mount_options: &[String],
+) -> Result<(), EffectError> {
+    component(&source.name)?;
+    let place = source.path(owner.dir);
+    mounting::bind(world, from, &place, &bind_options(mount_options, source.read_only)).await?;
+    if !source.read_only {
+        // As upstream, a disk that cannot be given to the group is used all the same.
+        let _ = share(world, owner.pod, source, &place).await;
+    }
+    Ok(())
 }
 
 /// `None` for a pod without an `fsGroup`.
@@ -64,28 +85,11 @@ pub(super) async fn share(
     shared.map_err(|error| failure::io("give to the pod's group", place, &error))
 }
 
-async fn bind(world: &World, from: &Path, to: &Path) -> Result<(), EffectError> {
-    let host = &world.host;
-    match host.file_kind(from).await.map_err(|error| failure::io("stat", from, &error))? {
-        Some(FileKind::Directory) => {}
-        Some(_) => return Err(failure::refused("only directory and block device are supported".to_owned())),
-        None => {
-            let message = format!("path {:?} does not exist", from.display().to_string());
-            return Err(EffectError { kind: ErrorKind::Retry, message });
-        }
-    }
-    if let Some(parent) = to.parent() {
-        let made = host.make_dir_beneath(&world.paths.pods_dir(), parent, PARENT_MODE).await;
-        made.map_err(|error| failure::io("make directory", parent, &error))?;
-    }
-    host.bind_sub_path(from, Path::new(""), to).await.map_err(|error| failure::io("mount at", to, &error))
-}
-
 #[cfg(test)]
 mod tests {
     use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
-    use rubelet_core::id::PodUid;
+    use rubelet_core::{id::PodUid, volumes::local::LocalVolume};
     use serde_json::json;
 
     use crate::{
@@ -107,7 +111,7 @@ mod tests {
             is_exclusive: false,
             size: None,
             group: None,
-            kind: PersistentKind::Local { path },
+            kind: PersistentKind::Local(LocalVolume { path, fs_type: "ext4".to_owned(), mount_options: Vec::new() }),
         }
     }
 

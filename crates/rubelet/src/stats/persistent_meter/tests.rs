@@ -225,7 +225,17 @@ async fn local_volume_has_the_figures_of_its_file_system() {
         path: dir.path().to_owned(),
         must_be: rubelet_core::volumes::HostPathType::Unchecked,
     };
-    let volumes = [("disk", PersistentKind::Local { path: "/disk".into() }), ("host", host)];
+    let volumes = [
+        (
+            "disk",
+            PersistentKind::Local(rubelet_core::volumes::local::LocalVolume {
+                path: "/disk".into(),
+                fs_type: String::new(),
+                mount_options: Vec::new(),
+            }),
+        ),
+        ("host", host),
+    ];
     let two = [("u1", pod_with(&volumes)), ("u2", pod_with(&volumes))];
     let (_sender, receiver) = watch::channel(Arc::new(snapshot("n1", two)));
     run_for(&world, &receiver, Duration::from_millis(500), false).await;

@@ -1,0 +1,166 @@
+//! Mounting by the node's programs.
+//!
+//! Owns: the calls of mount, and what is undone after one that failed. Never: decides options.
+//! Upstream: `mount-utils`.
+
+use std::{fmt, io, path::Path, time::Duration};
+
+use rubelet_core::{
+    effect::{EffectError, ErrorKind},
+    volumes::mounting::{self, Preparation},
+};
+use rubelet_host::port::{Ended, Program, ProgramOutput, WhenLate};
+
+use crate::{
+    effects::{directories::component, failure},
+    world::World,
+};
+
+pub(super) const DIR_MODE: u32 = 0o750;
+/// mount.nfs tries for two minutes to reach its server.
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(180);
+
+const BLKID_TIMEOUT: Duration = Duration::from_secs(60);
+/// A large disk is formatted, or checked, in minutes.
+const FORMAT_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// A mount to make.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mount<'a> {
+    pub source: &'a str,
+    pub target: &'a Path,
+    pub fs_type: &'a str,
+    pub options: &'a [String],
+}
+
+/// Where systemd runs, daemons that a mount leaves behind outlive the agent's service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    Own,
+    Agent,
+}
+
+/// Runs mount. What it mounted in spite of an error is unmounted again, and the empty directory removed.
+pub(super) async fn mount(world: &World, mount: Mount<'_>, scope: Scope) -> Result<(), EffectError> {
+    let Mount { source, target, fs_type, options } = mount;
+    if source.starts_with('-') {
+        return Err(failure::refused(format!("{source:?} cannot be mounted: it reads like an option")));
+    }
+    let arguments = mounting::mount_arguments(source, target, fs_type, options);
+    let shown = arguments.join(" ");
+    let scope = (scope == Scope::Own).then(|| target.display().to_string());
+    let program = Program { timeout: MOUNT_TIMEOUT, scope, ..Program::new("mount", arguments, target) };
+    let failed = |what: String, output: &str| {
+        let message =
+            format!("mount failed: {what}\nMounting command: mount\nMounting arguments: {shown}\nOutput: {output}");
+        EffectError { kind: ErrorKind::Retry, message }
+    };
+    let error = match world.host.run_program(&program).await {
+        Ok(output) if output.is_success() => return Ok(()),
+        Ok(output) => failed(output.status.to_string(), &said(&output)),
+        Err(error) => failed(error.to_string(), ""),
+    };
+    // The next attempt begins anew; what cannot be undone now is undone with the pod's volumes.
+    if is_mounted(world, target).await.is_ok_and(|is_mounted| is_mounted) {
+        let _ = world.host.unmount(target).await;
+    }
+    let _ = world.host.remove_tree(target).await;
+    Err(error)
+}
+
+/// Mounts a block device with this file system. An empty device is formatted first, another one checked.
+pub(super) async fn format_and_mount(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
+    let prepared = prepare(world, order).await;
+    if prepared.is_err() {
+        let _ = world.host.remove_tree(order.target).await;
+    }
+    prepared?;
+    let mut options = order.options.to_vec();
+    options.push("defaults".to_owned());
+    mount(world, Mount { options: &options, ..order }, Scope::Own).await
+}
+
+async fn prepare(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
+    let Mount { source: device, target, fs_type, options } = order;
+    let retry = |message: String| EffectError { kind: ErrorKind::Retry, message };
+    let unknown = |why: &dyn fmt::Display| retry(format!("failed to get disk format of disk {device}: {why}"));
+    let probe = on_device("blkid", mounting::blkid_arguments(device), device, BLKID_TIMEOUT);
+    let probed = world.host.run_program(&Program { when_late: WhenLate::Kill, ..probe }).await;
+    let probed = probed.map_err(|error| unknown(&error))?;
+    let Ended::Exit(exit) = probed.status else { return Err(unknown(&probed.status)) };
+    let format = mounting::disk_format(exit, &probed.stdout).map_err(|why| unknown(&why))?;
+    match mounting::preparation(device, &format, options).map_err(retry)? {
+        Preparation::Nothing => Ok(()),
+        Preparation::Format => {
+            let name = format!("mkfs.{}", component(fs_type)?);
+            let mkfs = on_device(&name, mounting::mkfs_arguments(fs_type, device), device, FORMAT_TIMEOUT);
+            let failed = |error: &str, output: &str| {
+                retry(mounting::format_failure(device, fs_type, target, options, error, output))
+            };
+            let made = world.host.run_program(&mkfs).await.map_err(|error| failed(&error.to_string(), ""))?;
+            if made.is_success() { Ok(()) } else { Err(failed(&made.status.to_string(), &said(&made))) }
+        }
+        Preparation::Check => {
+            let fsck = on_device("fsck", vec!["-a".to_owned(), device.to_owned()], device, FORMAT_TIMEOUT);
+            let checked = match world.host.run_program(&fsck).await {
+                Ok(checked) => checked,
+                // As upstream, a node without fsck mounts all the same.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(error) => return Err(retry(error.to_string())),
+            };
+            let Ended::Exit(exit) = checked.status else { return Ok(()) };
+            mounting::check_failure(device, exit, &said(&checked)).map_or(Ok(()), |why| Err(retry(why)))
+        }
+    }
+}
+
+/// A program that changes a device goes on to its end, whoever waits for it.
+fn on_device(name: &str, args: Vec<String>, device: &str, timeout: Duration) -> Program {
+    Program { timeout, when_late: WhenLate::LeaveRunning, ..Program::new(name, args, Path::new(device)) }
+}
+
+/// Binds a directory into the pod's, once. With options it gets its own instead of those of what it shows.
+pub(super) async fn bind(world: &World, from: &Path, to: &Path, options: &[String]) -> Result<(), EffectError> {
+    if is_mounted(world, to).await? {
+        return Ok(());
+    }
+    if let Some(parent) = to.parent() {
+        let made = world.host.make_dir_beneath(&world.paths.pods_dir(), parent, DIR_MODE).await;
+        made.map_err(|error| failure::io("make directory", parent, &error))?;
+    }
+    let bound = world.host.bind_sub_path(from, Path::new(""), to).await;
+    bound.map_err(|error| failure::io("mount at", to, &error))?;
+    if options.is_empty() {
+        return Ok(());
+    }
+    let table = world.host.mount_points().await;
+    let table = table.map_err(|error| failure::io("look for the mount at", to, &error))?;
+    // The kernel may know the root directory by another name.
+    let below = to.strip_prefix(&world.paths.root_dir).unwrap_or(to);
+    let current = table.iter().rfind(|mount| mount.path.ends_with(below));
+    let options = mounting::remount_options(options, current.map_or("", |mount| mount.options.as_str()));
+    let from = from.display().to_string();
+    mount(world, Mount { source: &from, target: to, fs_type: "", options: &options }, Scope::Agent).await
+}
+
+/// Unmounts what all pods shared, and removes its directory.
+pub(super) async fn unmount_and_remove(world: &World, point: &Path) -> Result<(), EffectError> {
+    if is_mounted(world, point).await? {
+        world.host.unmount(point).await.map_err(|error| failure::io("unmount", point, &error))?;
+    }
+    world.host.remove_tree(point).await.map_err(|error| failure::io("remove", point, &error))
+}
+
+/// Both outputs of a program.
+pub(super) fn said(output: &ProgramOutput) -> String {
+    format!("{}{}", output.stdout, output.stderr)
+}
+
+/// Whether something is mounted right there. Looks at the directory above only: what is mounted may not answer.
+pub(super) async fn is_mounted(world: &World, point: &Path) -> Result<bool, EffectError> {
+    let (Some(parent), Some(name)) = (point.parent(), point.file_name()) else { return Ok(false) };
+    let mounts = world.host.mounts_below(parent).await;
+    let mounts = mounts.map_err(|error| failure::io("look for mounts below", parent, &error))?;
+    let Some(dir) = parent.file_name() else { return Ok(false) };
+    Ok(mounts.iter().any(|mount| mount.ends_with(Path::new(dir).join(name))))
+}
