@@ -8,15 +8,24 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::api::{core::v1 as api, node::v1 as node_api, storage::v1 as storage_api};
 
+use crate::volumes::trust_bundles;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     ConfigMap,
     Secret,
     RuntimeClass,
     CsiDriver,
+    ClusterTrustBundle,
+    /// All bundles of one signer, whose name is the key's.
+    TrustBundlesOfSigner,
 }
 
 impl ObjectKind {
+    fn is_trust_bundle(self) -> bool {
+        matches!(self, ObjectKind::ClusterTrustBundle | ObjectKind::TrustBundlesOfSigner)
+    }
+
     /// As the API writes it.
     fn word(self) -> &'static str {
         match self {
@@ -24,6 +33,8 @@ impl ObjectKind {
             ObjectKind::Secret => "Secret",
             ObjectKind::RuntimeClass => "RuntimeClass",
             ObjectKind::CsiDriver => "CSIDriver",
+            ObjectKind::ClusterTrustBundle => "ClusterTrustBundle",
+            ObjectKind::TrustBundlesOfSigner => "ClusterTrustBundles of signer",
         }
     }
 }
@@ -55,6 +66,18 @@ impl ObjectKey {
         ObjectKey { kind: ObjectKind::CsiDriver, namespace: String::new(), name: name.to_owned() }
     }
 
+    pub fn cluster_trust_bundle(name: &str) -> Self {
+        ObjectKey { kind: ObjectKind::ClusterTrustBundle, namespace: String::new(), name: name.to_owned() }
+    }
+
+    pub fn trust_bundles_of_signer(signer: &str) -> Self {
+        ObjectKey { kind: ObjectKind::TrustBundlesOfSigner, namespace: String::new(), name: signer.to_owned() }
+    }
+
+    pub fn is_trust_bundle(&self) -> bool {
+        self.kind.is_trust_bundle()
+    }
+
     /// The error when it does not exist.
     pub fn not_found(&self) -> ObjectError {
         let kind = match self.kind {
@@ -62,6 +85,9 @@ impl ObjectKey {
             ObjectKind::Secret => "secret",
             ObjectKind::RuntimeClass => "runtimeclass.node.k8s.io",
             ObjectKind::CsiDriver => "csidriver.storage.k8s.io",
+            ObjectKind::ClusterTrustBundle | ObjectKind::TrustBundlesOfSigner => {
+                "clustertrustbundle.certificates.k8s.io"
+            }
         };
         ObjectError { kind: ObjectErrorKind::NotFound, message: format!("{kind} {:?} not found", self.name) }
     }
@@ -71,7 +97,10 @@ impl ObjectKey {
         match self.kind {
             ObjectKind::ConfigMap => format!("configmap references non-existent config key: {key}"),
             ObjectKind::Secret => format!("references non-existent secret key: {key}"),
-            ObjectKind::RuntimeClass | ObjectKind::CsiDriver => {
+            ObjectKind::RuntimeClass
+            | ObjectKind::CsiDriver
+            | ObjectKind::ClusterTrustBundle
+            | ObjectKind::TrustBundlesOfSigner => {
                 format!("{} {:?} has no {key}", self.kind.word(), self.name)
             }
         }
@@ -85,10 +114,18 @@ impl ObjectKey {
 
     /// The error on a standalone node.
     pub fn standalone(&self) -> ObjectError {
+        if self.is_trust_bundle() {
+            // Also where the gate is off.
+            let message = "ClusterTrustBundle projection is not supported in static kubelet mode".to_owned();
+            return ObjectError { kind: ObjectErrorKind::Unreadable, message };
+        }
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configMap",
             ObjectKind::Secret => "secret",
-            ObjectKind::RuntimeClass | ObjectKind::CsiDriver => self.kind.word(),
+            ObjectKind::RuntimeClass
+            | ObjectKind::CsiDriver
+            | ObjectKind::ClusterTrustBundle
+            | ObjectKind::TrustBundlesOfSigner => self.kind.word(),
         };
         let message = format!("couldn't get {kind} {}/{}, no kubeClient defined", self.namespace, self.name);
         ObjectError { kind: ObjectErrorKind::Unreadable, message }
@@ -108,6 +145,14 @@ pub enum Object {
     Secret(Secret),
     RuntimeClass(RuntimeClass),
     CsiDriver(CsiDriver),
+    /// By name: one, or all of a signer.
+    TrustBundles(BTreeMap<String, TrustBundle>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustBundle {
+    pub labels: BTreeMap<String, String>,
+    pub pem: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -163,6 +208,9 @@ impl Object {
                 let volume_lifecycle_modes = spec.volume_lifecycle_modes.unwrap_or_default();
                 Object::CsiDriver(CsiDriver { volume_lifecycle_modes })
             }
+            ObjectKind::ClusterTrustBundle | ObjectKind::TrustBundlesOfSigner => {
+                Object::TrustBundles(BTreeMap::from([trust_bundles::read(body)?]))
+            }
         })
     }
 
@@ -170,7 +218,7 @@ impl Object {
     pub fn data(&self) -> &BTreeMap<String, Vec<u8>> {
         match self {
             Object::ConfigMap(ConfigMap { data, .. }) | Object::Secret(Secret { data, .. }) => &data.0,
-            Object::RuntimeClass(_) | Object::CsiDriver(_) => &NO_DATA.0,
+            Object::RuntimeClass(_) | Object::CsiDriver(_) | Object::TrustBundles(_) => &NO_DATA.0,
         }
     }
 
@@ -178,7 +226,7 @@ impl Object {
     pub fn binary_data(&self) -> &BTreeMap<String, Vec<u8>> {
         match self {
             Object::ConfigMap(config_map) => &config_map.binary_data.0,
-            Object::Secret(_) | Object::RuntimeClass(_) | Object::CsiDriver(_) => &NO_DATA.0,
+            Object::Secret(_) | Object::RuntimeClass(_) | Object::CsiDriver(_) | Object::TrustBundles(_) => &NO_DATA.0,
         }
     }
 
@@ -188,7 +236,7 @@ impl Object {
             Object::ConfigMap(ConfigMap { is_immutable, .. }) | Object::Secret(Secret { is_immutable, .. }) => {
                 *is_immutable
             }
-            Object::RuntimeClass(_) | Object::CsiDriver(_) => false,
+            Object::RuntimeClass(_) | Object::CsiDriver(_) | Object::TrustBundles(_) => false,
         }
     }
 }

@@ -90,6 +90,8 @@ pub struct NodeProfile {
     pub memory_qos: Option<MemoryQos>,
     /// The gate EnvFiles: variables may come from files of volumes.
     pub env_files_enabled: bool,
+    /// The gate ClusterTrustBundleProjection: projected volumes may have trust anchors.
+    pub trust_bundles_enabled: bool,
     /// The size of a memory page, which bounds one argument or variable.
     pub page_bytes: usize,
     /// Files made for containers must be relabelled before the containers can read them.
@@ -193,6 +195,7 @@ impl Default for NodeProfile {
             unreserved_memory_bytes: 0,
             memory_qos: None,
             env_files_enabled: true,
+            trust_bundles_enabled: false,
             page_bytes: 4096,
             selinux_enabled: false,
             apparmor_enabled: false,

@@ -99,7 +99,10 @@ pub fn object_of(kind: ObjectKind, data: &[(&str, impl AsRef<[u8]>)]) -> Object 
     match kind {
         ObjectKind::ConfigMap => Object::ConfigMap(ConfigMap { data, ..ConfigMap::default() }),
         ObjectKind::Secret => Object::Secret(Secret { data, ..Secret::default() }),
-        ObjectKind::RuntimeClass | ObjectKind::CsiDriver => panic!("{kind:?} has no data"),
+        ObjectKind::RuntimeClass
+        | ObjectKind::CsiDriver
+        | ObjectKind::ClusterTrustBundle
+        | ObjectKind::TrustBundlesOfSigner => panic!("{kind:?} has no data"),
     }
 }
 

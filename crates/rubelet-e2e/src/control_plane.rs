@@ -5,7 +5,7 @@
 
 pub mod api;
 pub mod bootstrap;
-mod certificates;
+pub mod certificates;
 mod fault_proxy;
 mod kubeconfig;
 mod metrics_server;
@@ -56,6 +56,8 @@ pub struct ControlPlaneOptions {
     pub taint_eviction: TaintEviction,
     /// Of the API server, where they differ from its own.
     pub feature_gates: Option<&'static str>,
+    /// Of the API server: versions and resources that are not served by default.
+    pub runtime_config: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +75,7 @@ impl Default for ControlPlaneOptions {
             node_monitor_grace: "50s",
             taint_eviction: TaintEviction::On,
             feature_gates: None,
+            runtime_config: None,
         }
     }
 }
@@ -425,6 +428,7 @@ impl ControlPlane {
             ],
         );
         command.args(gates);
+        command.args(self.options.runtime_config.map(|config| format!("--runtime-config={config}")));
         Ok(command)
     }
 

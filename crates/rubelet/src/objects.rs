@@ -195,7 +195,7 @@ impl ObjectCache {
 
     async fn look_up(&self, pod: &PodUid, key: &ObjectKey) -> Lookup {
         let Some(mut cached) = self.shared.subscribe(pod, key) else { return Err(key.not_registered()) };
-        match self.shared.strategy {
+        match self.shared.strategy_of(key) {
             Strategy::Watch => {
                 let read =
                     timeout(FIRST_LIST, cached.wait_for(|cached| matches!(cached, CachedObject::Read { .. }))).await;
@@ -216,7 +216,7 @@ impl ObjectCache {
     }
 
     fn begin(&self, key: &ObjectKey) -> Entry {
-        let watching = match self.shared.strategy {
+        let watching = match self.shared.strategy_of(key) {
             Strategy::Watch => Some(self.spawn(follow::follow(self.shared.clone(), key.clone()))),
             Strategy::Cache | Strategy::Get => None,
         };
@@ -253,16 +253,26 @@ impl Shared {
         Some(entry.cached.subscribe())
     }
 
+    /// Trust bundles are always watched, as upstream.
+    fn strategy_of(&self, key: &ObjectKey) -> Strategy {
+        if key.is_trust_bundle() { Strategy::Watch } else { self.strategy }
+    }
+
     /// Upstream's text. When the list arrives later, its pods are hinted.
     fn missed(&self, key: &ObjectKey) -> ObjectError {
         if let Some(entry) = locked(&self.entries).get_mut(key) {
             entry.was_missed = true;
+        }
+        if key.is_trust_bundle() {
+            let message = "ClusterTrustBundle informer has not yet synced".to_owned();
+            return ObjectError { kind: ObjectErrorKind::Unreadable, message };
         }
         let kind = match key.kind {
             ObjectKind::ConfigMap => "configmap",
             ObjectKind::Secret => "secret",
             ObjectKind::RuntimeClass => "runtimeclass",
             ObjectKind::CsiDriver => "csidriver",
+            ObjectKind::ClusterTrustBundle | ObjectKind::TrustBundlesOfSigner => "clustertrustbundle",
         };
         let message = format!("failed to sync {kind} cache: timed out waiting for the condition");
         ObjectError { kind: ObjectErrorKind::Unreadable, message }
@@ -318,6 +328,9 @@ fn collection(key: &ObjectKey) -> ObjectPath {
         ObjectKind::Secret => ObjectPath::all("v1", "secrets").within(&key.namespace),
         ObjectKind::RuntimeClass => ObjectPath::all("node.k8s.io/v1", "runtimeclasses"),
         ObjectKind::CsiDriver => ObjectPath::all("storage.k8s.io/v1", "csidrivers"),
+        ObjectKind::ClusterTrustBundle | ObjectKind::TrustBundlesOfSigner => {
+            ObjectPath::all("certificates.k8s.io/v1beta1", "clustertrustbundles")
+        }
     }
 }
 

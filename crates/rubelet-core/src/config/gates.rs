@@ -30,6 +30,7 @@ pub struct Spec {
 /// The gates that the code uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
+    ClusterTrustBundleProjection,
     ComponentFlagz,
     ComponentStatusz,
     ContainerCheckpoint,
@@ -55,6 +56,7 @@ pub enum Gate {
 impl Gate {
     pub fn name(self) -> &'static str {
         match self {
+            Gate::ClusterTrustBundleProjection => "ClusterTrustBundleProjection",
             Gate::ComponentFlagz => "ComponentFlagz",
             Gate::ComponentStatusz => "ComponentStatusz",
             Gate::ContainerCheckpoint => "ContainerCheckpoint",

@@ -13,7 +13,6 @@ const UNSUPPORTED: &[&str] = &[
     "spec.<containers>[*].resources.limits.<resource>",
     "spec.<containers>[*].resizePolicy",
     "spec.volumes[*].<volume type>",
-    "spec.volumes[*].projected.sources[*].clusterTrustBundle",
     "spec.volumes[*].projected.sources[*].podCertificate",
     "spec.resourceClaims",
     "spec.securityContext.fsGroupChangePolicy",

@@ -15,7 +15,7 @@ use crate::{
     needs::Needs,
     objects::{ObjectKey, Objects, Presence},
     settings::Allocatable,
-    volumes::fs_group,
+    volumes::{fs_group, trust_bundles::TrustBundleSource},
 };
 
 /// As the API server defaults it.
@@ -82,6 +82,7 @@ enum Part {
     Object { key: ObjectKey, items: Vec<KeyToPath>, presence: Presence },
     Fields(Vec<DownwardAPIVolumeFile>),
     Token { key: TokenKey, path: String },
+    TrustBundle(TrustBundleSource),
     Unsupported(&'static str),
 }
 
@@ -177,6 +178,7 @@ impl FileVolume {
                 Part::Token { key, .. } => {
                     needs.tokens.insert(key.clone());
                 }
+                Part::TrustBundle(source) => needs.objects.extend(source.key.clone()),
                 Part::Fields(_) | Part::Unsupported(_) => {}
             }
         }
@@ -200,6 +202,10 @@ impl FileVolume {
                 }
                 Part::Fields(items) => self.field_files(items, pod, uid, allocatable, &mut content),
                 Part::Token { key, path } => self.token_file(key, path, &gathered.tokens, &mut content),
+                Part::TrustBundle(source) => {
+                    let found = source.content(&gathered.objects, uid);
+                    found.and_then(|bundle| self.private_file(&source.path, &bundle, &mut content))
+                }
                 Part::Unsupported(what) => Err(ConfigError(format!("projected.sources.{what} is not supported yet"))),
             };
             problems.extend(made.err().map(|problem| problem.0));
@@ -271,9 +277,14 @@ impl FileVolume {
             Some(Err(problem)) => return Err(ConfigError(problem.clone())),
             None => return Err(ConfigError("the token was not gathered".to_owned())),
         };
+        self.private_file(path, token.as_bytes(), made)
+    }
+
+    /// Of the pod's user, if its containers have one.
+    fn private_file(&self, path: &str, content: &[u8], made: &mut Content) -> Result<(), ConfigError> {
         let has_owner = self.user.is_some() || self.group.is_some();
         let mode = if has_owner { TOKEN_MODE } else { self.default_mode };
-        made.insert(path, token.as_bytes(), mode, self.user)
+        made.insert(path, content, mode, self.user)
     }
 
     fn mode(&self, of_item: Option<i32>) -> u32 {
@@ -323,8 +334,8 @@ fn projected_part(pod: &Pod, part: &VolumeProjection) -> Option<Part> {
             path: source.path.clone(),
         });
     }
-    if part.cluster_trust_bundle.is_some() {
-        return Some(Part::Unsupported("clusterTrustBundle"));
+    if let Some(source) = &part.cluster_trust_bundle {
+        return Some(Part::TrustBundle(TrustBundleSource::of(source)));
     }
     part.pod_certificate.is_some().then_some(Part::Unsupported("podCertificate"))
 }

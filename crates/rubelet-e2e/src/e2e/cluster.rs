@@ -31,6 +31,7 @@ mod streams;
 mod swap;
 mod takeover;
 mod top;
+mod trust_bundles;
 mod workloads;
 mod writes;
 
@@ -90,6 +91,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         log_rotation::CASES,
         reboot::CASES,
         objects::CASES,
+        trust_bundles::CASES,
         probes::CASES,
         parts::CASES,
         admission::CASES,

@@ -231,6 +231,7 @@ impl Options {
                     protects_requests: config.memory_reservation_policy == "TieredReservation",
                 }),
                 env_files_enabled: self.gates.enabled(Gate::EnvFiles),
+                trust_bundles_enabled: self.gates.enabled(Gate::ClusterTrustBundleProjection),
                 ..NodeProfile::default()
             },
         }

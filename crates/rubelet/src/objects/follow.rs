@@ -3,12 +3,13 @@
 //! Owns: the watch of a single object, and the effect of a change. An immutable object is read once.
 //! Upstream: `watch_based_manager.go`.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use rubelet_core::{
     event::Event,
     id::PodUid,
-    objects::{Object, ObjectKey},
+    objects::{Object, ObjectKey, ObjectKind, TrustBundle},
+    volumes::trust_bundles,
 };
 use rubelet_kube::reflector::{self, Delta, Selection};
 use tokio::sync::mpsc;
@@ -18,8 +19,12 @@ use super::{CachedObject, Shared, collection, locked};
 /// Changes of one object are rare, and each is applied at once.
 const BACKLOG: usize = 1;
 
+/// The bundles of a signer by name.
+type Bundles = BTreeMap<String, TrustBundle>;
+
 pub(super) async fn follow(shared: Arc<Shared>, key: ObjectKey) {
-    let selection = Selection { collection: collection(&key), fields: Some(format!("metadata.name={}", key.name)) };
+    let field = if key.kind == ObjectKind::TrustBundlesOfSigner { "spec.signerName" } else { "metadata.name" };
+    let selection = Selection { collection: collection(&key), fields: Some(format!("{field}={}", key.name)) };
     let (sender, mut changes) = mpsc::channel(BACKLOG);
     let taking_in = async {
         while let Some(change) = changes.recv().await {
@@ -44,12 +49,7 @@ enum Next {
 }
 
 async fn take_in(shared: &Shared, key: &ObjectKey, change: Delta) -> Next {
-    let body = match change {
-        Delta::Replaced(objects) => objects.into_iter().next(),
-        Delta::Applied(object) => Some(object),
-        Delta::Deleted(_) => None,
-    };
-    let object = match body.map(|body| Object::read(key.kind, &body)).transpose() {
+    let object = match shared.read(key, change) {
         Ok(object) => object.map(Arc::new),
         Err(error) => {
             // The error's position is safe to log; the value there may be secret.
@@ -72,6 +72,41 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Delta) -> Next {
 }
 
 impl Shared {
+    /// The object after the change; `None` when there is none.
+    fn read(&self, key: &ObjectKey, change: Delta) -> Result<Option<Object>, serde_json::Error> {
+        if key.kind == ObjectKind::TrustBundlesOfSigner {
+            return self.bundles_after(key, change).map(|bundles| Some(Object::TrustBundles(bundles)));
+        }
+        let body = match change {
+            Delta::Replaced(objects) => objects.into_iter().next(),
+            Delta::Applied(object) => Some(object),
+            Delta::Deleted(_) => None,
+        };
+        body.map(|body| Object::read(key.kind, &body)).transpose()
+    }
+
+    /// All bundles of a signer after the change; there may be none.
+    fn bundles_after(&self, key: &ObjectKey, change: Delta) -> Result<Bundles, serde_json::Error> {
+        let known = locked(&self.entries).get(key).map(|entry| entry.cached.borrow().clone());
+        let mut bundles = match known {
+            Some(CachedObject::Read { object: Some(object), .. }) => match &*object {
+                Object::TrustBundles(bundles) => bundles.clone(),
+                Object::ConfigMap(_) | Object::Secret(_) | Object::RuntimeClass(_) | Object::CsiDriver(_) => {
+                    Bundles::new()
+                }
+            },
+            Some(CachedObject::Read { object: None, .. } | CachedObject::Unread) | None => Bundles::new(),
+        };
+        match change {
+            Delta::Replaced(all) => {
+                bundles = all.iter().map(|body| trust_bundles::read(body)).collect::<Result<_, _>>()?;
+            }
+            Delta::Applied(body) => bundles.extend([trust_bundles::read(&body)?]),
+            Delta::Deleted(body) => drop(bundles.remove(&trust_bundles::read(&body)?.0)),
+        }
+        Ok(bundles)
+    }
+
     /// Stores the new value, and returns the pods to hint; `None` if no pod needs it.
     fn enter(&self, key: &ObjectKey, object: Option<&Arc<Object>>) -> Option<Vec<PodUid>> {
         let mut entries = locked(&self.entries);

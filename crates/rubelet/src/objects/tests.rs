@@ -285,6 +285,35 @@ async fn runtime_class_is_cluster_scoped_and_gives_handler() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn bundles_of_a_signer_are_followed_together() {
+    // Bundles are watched whatever the strategy for config maps and secrets.
+    let mut fixture = ObjectsFixture::new(Strategy::Get);
+    let path = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles";
+    let key = ObjectKey::trust_bundles_of_signer("example.com/s");
+    let bundle = |name: &str, pem: &str| json!({"metadata": {"name": name}, "spec": {"trustBundle": pem}});
+    fixture.publish("a", Some(Needs { objects: BTreeSet::from([key.clone()]), ..Needs::default() }));
+    let read = async |fixture: &ObjectsFixture| {
+        let found = fixture.objects.gather(&"a".into(), BTreeSet::from([key.clone()])).await.0[&key].clone();
+        match found.as_deref() {
+            Ok(Object::TrustBundles(bundles)) => {
+                bundles.iter().map(|(name, bundle)| format!("{name}={}", bundle.pem)).collect::<Vec<_>>().join(" ")
+            }
+            other => format!("{other:?}"),
+        }
+    };
+    assert_eq!(read(&fixture).await, "", "there are none");
+    fixture.hinted().await;
+    for (name, pem, expected) in [("a", "1", "a=1"), ("b", "2", "a=1 b=2"), ("a", "3", "a=3 b=2")] {
+        fixture.api.put(path, bundle(name, pem)).await;
+        assert_eq!(fixture.hinted().await, ["a"]);
+        assert_eq!(read(&fixture).await, expected);
+    }
+    fixture.api.delete(path).await;
+    assert_eq!(fixture.hinted().await, ["a"]);
+    assert_eq!(read(&fixture).await, "b=2");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_immutable_object_is_read_and_not_watched() {
     let mut fixture = ObjectsFixture::new(Strategy::Watch).with_pods(&["a", "b"]);
     let mut object = map("1");

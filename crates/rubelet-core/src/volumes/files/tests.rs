@@ -111,7 +111,7 @@ fn missing_object_gives_upstreams_error_unless_optional() {
     {"projected":{"sources":[{"serviceAccountToken":{"audience":"nobody","path":"t"}}]}}
       error: failed to fetch token: denied
     {"projected":{"sources":[{"clusterTrustBundle":{"name":"n","path":"t"}}]}}
-      error: projected.sources.clusterTrustBundle is not supported yet
+      error: while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io "n" not found
     "#);
 }
 

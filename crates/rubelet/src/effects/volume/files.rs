@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{EffectError, ErrorKind},
     id::PodUid,
-    objects::Objects,
+    objects::{ObjectKey, Objects},
     volumes::{
         self,
         files::{FileVolume, Files, Gathered, VolumeFile},
@@ -72,9 +72,14 @@ pub(super) async fn set_up(
 }
 
 async fn gather(world: &World, uid: &PodUid, volume: &FileVolume) -> Gathered {
-    let needs = volume.needs();
+    let mut needs = volume.needs();
     if let Some(cluster) = &world.cluster {
-        return cluster.objects.gather_for_volume(uid, needs).await;
+        let is_refused = |key: &ObjectKey| key.is_trust_bundle() && !world.settings.node.trust_bundles_enabled;
+        let refused = needs.objects.iter().filter(|key| is_refused(key)).cloned().collect::<Vec<_>>();
+        needs.objects.retain(|key| !is_refused(key));
+        let mut gathered = cluster.objects.gather_for_volume(uid, needs).await;
+        gathered.objects.0.extend(Objects::standalone(refused).0);
+        return gathered;
     }
     let no_token = || Err("cannot use TokenManager when kubelet is in standalone mode".to_owned());
     Gathered {
