@@ -152,9 +152,15 @@ pub fn churn() -> Command {
 pub fn volumes() -> Command {
     Command::new("volumes")
         .about("Pods with ten volumes of all kinds each start on a node of a cluster while the agent is killed, and leave nothing")
-        .arg(Arg::new("agent").long("agent").value_parser(["rubelet", "upstream"]).default_value("rubelet"))
+        .arg(
+            Arg::new("agent")
+                .long("agent")
+                .value_parser(["rubelet", "upstream"])
+                .help("Only this agent [default: one after the other, with ratios]"),
+        )
         .arg(Arg::new("built").long("built").value_name("PATH").help("This Rubelet, instead of building the release"))
         .arg(number_arg("pods", "How many pods", "50"))
+        .arg(number_arg("files", "How many files of a volume get the group of its pod", "1000000"))
 }
 
 fn number_arg(name: &'static str, help: &'static str, default: &'static str) -> Arg {

@@ -1,7 +1,7 @@
 //! Which fields of a pod are set, by path pattern.
 //!
 //! Owns: the pattern language. `spec.volumes[*].nfs` is every entry's field; `<containers>` stands for the three lists
-//! of containers, `<volume type>` for any volume type that nothing acts on, `<resource>` for any but those of the node itself.
+//! of containers, `<resource>` for any resource but those of the node itself.
 
 use serde_json::Value;
 
@@ -43,27 +43,6 @@ fn descend(value: &Value, segments: &[&str], path: &Path, found: &mut Vec<Path>)
 fn matches(name: &str, field: &str) -> bool {
     match name {
         "<containers>" => matches!(field, "containers" | "initContainers" | "ephemeralContainers"),
-        "<volume type>" => !matches!(
-            field,
-            "name"
-                | "emptyDir"
-                | "hostPath"
-                | "configMap"
-                | "secret"
-                | "downwardAPI"
-                | "projected"
-                | "image"
-                | "nfs"
-                | "iscsi"
-                | "fc"
-                | "awsElasticBlockStore"
-                | "azureDisk"
-                | "azureFile"
-                | "cinder"
-                | "gcePersistentDisk"
-                | "portworxVolume"
-                | "vsphereVolume"
-        ),
         "<resource>" => !matches!(field, "cpu" | "memory" | "ephemeral-storage") && !field.starts_with("hugepages-"),
         name => name == field,
     }

@@ -19,6 +19,7 @@ mod metrics;
 mod objects;
 mod odd;
 mod outage;
+pub mod ownership;
 mod pages;
 mod parts;
 mod probes;
@@ -86,6 +87,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         eviction::CASES,
         odd::CASES,
         takeover::CASES,
+        ownership::CASES,
         authorization::CASES,
         restarts::CASES,
         log_rotation::CASES,

@@ -7,12 +7,14 @@ mod crashes;
 mod crowd;
 mod driver;
 mod image;
+mod takeover;
 mod usage;
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-pub use self::crowd::crowd_of;
+pub use self::crowd::{Cost, crowd_of};
+pub(super) use self::crowd::{local_claim, local_volume};
 use self::driver::Driver;
 use crate::e2e::{
     cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
@@ -21,7 +23,7 @@ use crate::e2e::{
 
 /// Long ones first.
 pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
-    [crowd::CASES, crashes::CASES, CASES, usage::CASES].into_iter().flatten()
+    [crowd::CASES, crashes::CASES, takeover::CASES, CASES, usage::CASES].into_iter().flatten()
 }
 
 /// Builds the driver in advance.
@@ -67,7 +69,7 @@ fn claim_spec(driver: &Driver, mode: &str) -> Value {
 }
 
 /// A spec whose container has `volumes` at `/<name of the volume>`.
-fn spec_with(cluster: &ClusterNode, script: &str, volumes: &[Value]) -> Value {
+pub(super) fn spec_with(cluster: &ClusterNode, script: &str, volumes: &[Value]) -> Value {
     let mut spec = spec(&cluster.name, script);
     let mounts: Vec<Value> = volumes
         .iter()
@@ -82,7 +84,7 @@ fn spec_with(cluster: &ClusterNode, script: &str, volumes: &[Value]) -> Value {
     spec
 }
 
-fn claimed(volume: &str, claim: &str) -> Value {
+pub(super) fn claimed(volume: &str, claim: &str) -> Value {
     json!({ "name": volume, "persistentVolumeClaim": { "claimName": claim } })
 }
 

@@ -3,13 +3,16 @@
 use std::{thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use rubelet_testbed::sweep::mounts_below;
+use rubelet_testbed::{clock::Stopwatch, sweep::mounts_below};
 use serde_json::{Value, json};
 
-use crate::e2e::cluster::{
-    ClusterCase, ClusterNode, OBEDIENT, Plane,
-    csi::{claim, claimed, driver::Driver, spec_with, wait_only_driver},
-    pod,
+use crate::{
+    bench::Usage,
+    e2e::cluster::{
+        ClusterCase, ClusterNode, OBEDIENT, Plane,
+        csi::{claim, claimed, driver::Driver, spec_with, wait_only_driver},
+        pod,
+    },
 };
 
 pub const CASES: &[ClusterCase] = &[ClusterCase {
@@ -22,11 +25,22 @@ pub const CASES: &[ClusterCase] = &[ClusterCase {
 const PODS: usize = 10;
 
 fn crowd(cluster: &mut ClusterNode) -> anyhow::Result<()> {
-    crowd_of(cluster, PODS)
+    crowd_of(cluster, PODS).map(drop)
+}
+
+/// What a crowd cost.
+#[derive(Debug)]
+pub struct Cost {
+    /// Until all run, with the death of the agent in the middle.
+    pub start_secs: f64,
+    /// From their deletion until no volume of theirs is left.
+    pub end_secs: f64,
+    /// The agent's processor.
+    pub cpu_secs: f64,
 }
 
 /// Starts that many pods with ten volumes each and kills the agent in the middle.
-pub fn crowd_of(cluster: &mut ClusterNode, count: usize) -> anyhow::Result<()> {
+pub fn crowd_of(cluster: &mut ClusterNode, count: usize) -> anyhow::Result<Cost> {
     cluster.start()?;
     let driver = Driver::deploy(cluster)?;
     cluster.apply_all(vec![
@@ -39,12 +53,15 @@ pub fn crowd_of(cluster: &mut ClusterNode, count: usize) -> anyhow::Result<()> {
     let mut objects: Vec<Value> = names.iter().map(|name| claim(&driver, name, "ReadWriteOnce")).collect();
     objects.extend(names.iter().map(|name| local_claim(cluster, name)));
     objects.extend(names.iter().map(|name| manifest(cluster, &driver, name)));
+    let idle = Usage::read(&cluster.node)?;
+    let watch = Stopwatch::start();
     cluster.apply_all(objects)?;
     cluster.wait("some of them run", 240, |cluster| {
         let running = ready(cluster)?;
         ensure!(running >= count / 4, "{running} run");
         Ok(())
     })?;
+    let first = Usage::read(&cluster.node)?.cpu_ns.saturating_sub(idle.cpu_ns);
     cluster.node.agent.kill();
     thread::sleep(Duration::from_secs(1));
     cluster.node.agent.spawn()?;
@@ -53,16 +70,20 @@ pub fn crowd_of(cluster: &mut ClusterNode, count: usize) -> anyhow::Result<()> {
         ensure!(running == count, "{running} run");
         Ok(())
     })?;
+    let start_secs = watch.secs();
     for pod in cluster.pods()?.iter().filter(|pod| pod.name().starts_with("crowd")) {
         let restarts = &pod.container("main")["restartCount"];
         ensure!(restarts == 0, "{} started {restarts} times again: a volume was missing", pod.name());
     }
     // Asked again for an inline volume, by the agent that started again, this version of the driver forgets where it is mounted.
     driver.kill(cluster)?;
+    let watch = Stopwatch::start();
     cluster.kubectl(&["delete", "--wait=false", "pod", "--selector=app=crowd"])?;
     wait_only_driver(cluster, 300)?;
     cluster.kubectl(&["delete", "pvc", "--all"])?;
     driver.wait_nothing_left(cluster, 180)?;
+    let end_secs = watch.secs();
+    let cpu_secs = (first + Usage::read(&cluster.node)?.cpu_ns) as f64 / 1e9;
     cluster.wait("no mount of the pods is left", 60, |cluster| {
         let own = cluster.pods()?.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>();
         let pods = cluster.node.agent.root_dir().join("pods");
@@ -73,7 +94,8 @@ pub fn crowd_of(cluster: &mut ClusterNode, count: usize) -> anyhow::Result<()> {
     })?;
     let selector = format!("--selector=of={}", cluster.name);
     cluster.kubectl(&["delete", "pv", &selector])?;
-    driver.remove(cluster)
+    driver.remove(cluster)?;
+    Ok(Cost { start_secs, end_secs, cpu_secs })
 }
 
 fn ready(cluster: &ClusterNode) -> anyhow::Result<usize> {
@@ -108,7 +130,7 @@ fn manifest(cluster: &ClusterNode, driver: &Driver, name: &str) -> Value {
     pod
 }
 
-fn local_volume(cluster: &ClusterNode, name: &str) -> anyhow::Result<Value> {
+pub fn local_volume(cluster: &ClusterNode, name: &str) -> anyhow::Result<Value> {
     let path = cluster.node.bed.layout.dir.join("local").join(name);
     std::fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
     Ok(json!({
@@ -128,7 +150,7 @@ fn local_volume(cluster: &ClusterNode, name: &str) -> anyhow::Result<Value> {
     }))
 }
 
-fn local_claim(cluster: &ClusterNode, name: &str) -> Value {
+pub fn local_claim(cluster: &ClusterNode, name: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
