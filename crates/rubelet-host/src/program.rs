@@ -184,7 +184,7 @@ async fn watch(mut child: Child, abandoned: oneshot::Receiver<()>, when_late: Wh
             _ = &mut read => end.await,
         }
     };
-    Ok(ProgramOutput { status: Ended::from(ended?), stdout: text(stdout), stderr: text(stderr) })
+    Ok(ProgramOutput { status: Ended::from(ended?), stdout: text(&stdout), stderr: text(&stderr) })
 }
 
 impl From<ExitStatus> for Ended {
@@ -205,8 +205,8 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, to: &mut Vec<u8>) {
     }
 }
 
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8_lossy(&bytes).into_owned()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[cfg(test)]

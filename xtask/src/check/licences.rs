@@ -1,6 +1,6 @@
 //! The licences of everything that becomes part of the program, by what `deny.toml` allows.
 //!
-//! Owns: reading the expressions that packages declare, offline. `cargo deny`, where it is installed, also reads their licence texts, and knows advisories.
+//! Owns: reading the expressions that packages declare. `cargo deny`, where it is installed, also reads their licence texts, and knows advisories.
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
@@ -10,8 +10,9 @@ use rubelet_testbed::{command::capture, project};
 pub fn run(root: &Path) -> anyhow::Result<()> {
     let deny = std::fs::read_to_string(root.join("deny.toml")).context("read deny.toml")?;
     let allowed = allowed(&deny);
-    let tree = "tree --workspace --offline --locked --edges=normal,build --prefix=none --format={p}|{l}";
-    let out = capture(project::cargo(tree.split(' ')).current_dir(root), Duration::from_secs(60))?;
+    let tree = "tree --workspace --locked --edges=normal,build --prefix=none --format={p}|{l}";
+    // On a fresh machine it downloads the packages first.
+    let out = capture(project::cargo(tree.split(' ')).current_dir(root), Duration::from_secs(600))?;
     if !out.success {
         bail!("`cargo tree` failed:\n{}", out.stderr);
     }

@@ -132,7 +132,6 @@ pub struct PersistentSource {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::large_enum_variant, reason = "one per claimed volume, behind an Arc")]
 pub enum PersistentKind {
     HostPath { path: PathBuf, must_be: HostPathType },
     Local(LocalVolume),

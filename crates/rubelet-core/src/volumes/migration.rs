@@ -31,7 +31,7 @@ const PORTWORX_SECRET_NAMESPACE: &str = "openstorage.io/auth-secret-namespace";
 /// The persistent volume with a CSI source in place of one that moved. Others stay as they are.
 pub fn persistent_volume(volume: &PersistentVolume) -> Result<Cow<'_, PersistentVolume>, String> {
     let Some(spec) = &volume.spec else { return Ok(Cow::Borrowed(volume)) };
-    let Some(source) = csi_source(volume, spec).map_err(failed)? else { return Ok(Cow::Borrowed(volume)) };
+    let Some(source) = csi_source(volume, spec).map_err(|why| failed(&why))? else { return Ok(Cow::Borrowed(volume)) };
     let mut translated = volume.clone();
     if let Some(spec) = &mut translated.spec {
         if spec.gce_persistent_disk.is_some() {
@@ -67,10 +67,10 @@ pub fn inline_driver(volume: &Volume) -> Option<&'static str> {
 
 /// `None` for a volume whose kind did not move.
 pub fn inline(volume: &Volume, namespace: &str) -> Result<Option<InlineVolume>, String> {
-    inline_volume(volume, namespace).map_err(failed)
+    inline_volume(volume, namespace).map_err(|why| failed(&why))
 }
 
-fn failed(why: String) -> String {
+fn failed(why: &str) -> String {
     format!("failed to translate in-tree pv to CSI: {why}")
 }
 

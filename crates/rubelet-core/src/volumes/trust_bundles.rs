@@ -98,7 +98,7 @@ fn normalized<'a>(bundles: impl Iterator<Item = &'a str>, uid: &PodUid) -> Strin
     for certificate in ordered {
         text += "-----BEGIN CERTIFICATE-----\n";
         for line in certificate.as_bytes().chunks(LINE_CHARS) {
-            text += &String::from_utf8_lossy(line);
+            text.push_str(&String::from_utf8_lossy(line));
             text.push('\n');
         }
         text += "-----END CERTIFICATE-----\n";
@@ -224,7 +224,7 @@ mod tests {
             (json!({"signerName": "s"}), zero),
             (json!({"signerName": "s", "optional": true}), ""),
             (json!({"signerName": "empty", "labelSelector": {}}), zero),
-            (expression("In", &["test", "prod"]).clone(), "both"),
+            (expression("In", &["test", "prod"]), "both"),
             (expression("NotIn", &["prod"]), "both"),
             (expression("Exists", &[]), "both"),
             (expression("DoesNotExist", &[]), "AA== "),

@@ -117,7 +117,7 @@ mod tests {
         let uid = PodUid::new("0001");
         let place = world.paths.pod_dir(&uid).join("volumes/kubernetes.io~nfs/pv");
         let pod = serde_json::from_value(json!({"metadata": {}, "spec": {"containers": []}})).unwrap();
-        let began = std::time::Instant::now();
+        let began = tokio::time::Instant::now();
         let show = |what: &str| println!("{:5.1} s {what}", began.elapsed().as_secs_f64());
         for _ in 0..2 {
             make_pod_dirs(&world, &pod_ref("0001")).await.unwrap();
@@ -138,7 +138,7 @@ mod tests {
         // A look at it is late, and holds up nothing else.
         let late = world.host.list_dir(&place).await.unwrap_err();
         show(&format!("a look: {late}"));
-        let others = std::time::Instant::now();
+        let others = tokio::time::Instant::now();
         make_pod_dirs(&world, &pod_ref("0002")).await.unwrap();
         assert!(others.elapsed() < std::time::Duration::from_secs(5));
         let mut attempts = 0;
