@@ -259,6 +259,9 @@ impl GoTool {
             fs::remove_dir_all(&work)?;
         }
         fs::create_dir_all(&work)?;
+        // Listing a module that is not in Go's cache yet does not fetch it.
+        let mut go = command("go", ["mod", "download", fix.module]);
+        output(go.current_dir(self.dir()), Duration::from_secs(600))?;
         let mut go = command("go", ["list", "-m", "-f", "{{.Dir}}", fix.module]);
         let original = output(go.current_dir(self.dir()), SHORT)?;
         let copy = work.join("module");
