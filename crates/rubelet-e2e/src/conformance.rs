@@ -28,7 +28,7 @@ use serde_json::Value;
 
 use self::{report::Report, suite::Suite};
 use crate::{
-    control_plane::{ClusterPrograms, ControlPlane, ControlPlaneOptions, upstream_kubelet},
+    control_plane::{ClusterPrograms, ControlPlane, ControlPlaneOptions, ServiceAddress, upstream_kubelet},
     e2e,
 };
 
@@ -89,9 +89,12 @@ pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
         step("starting a control plane", || ControlPlane::start(&cluster_programs, &ControlPlaneOptions::default()))?;
     let testbed = step("starting containerd and importing the images", || {
         let testbed = Testbed::start(&programs)?;
-        testbed.import(&images)?;
+        for archive in &images {
+            testbed.import(archive)?;
+        }
         Ok(testbed)
     })?;
+    let _service = ServiceAddress::serve(&plane, &testbed)?;
     let membership = Membership {
         node: NODE.to_owned(),
         kubeconfig: plane.node_kubeconfig(NODE)?,
@@ -104,7 +107,13 @@ pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
         agent.spawn()?;
         wait_ready(&plane).with_context(|| format!("the end of the agent's log:\n{}", tail(&agent.log(), 20)))
     })?;
-    let suite = Suite { bin: &bin, out: &out, kubeconfig: &plane.admin_kubeconfig(), kubectl: plane.kubectl_program() };
+    let suite = Suite {
+        bin: &bin,
+        out: &out,
+        kubeconfig: &plane.admin_kubeconfig(),
+        kubectl: plane.kubectl_program(),
+        root_dir: &agent.root_dir(),
+    };
     let ran = suite.run(options);
     // The testbed is removed with its directory; logs that explain failures are kept.
     keep(&agent.log(), &out.join("agent.log"));

@@ -10,11 +10,12 @@ mod fault_proxy;
 mod kubeconfig;
 mod metrics_server;
 mod programs;
+mod service_address;
 
 use std::{
     fs,
     io::Write as _,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -39,6 +40,7 @@ use self::{
 pub use self::{
     fault_proxy::FaultProxy,
     programs::{ClusterPrograms, upstream_kubelet},
+    service_address::ServiceAddress,
 };
 
 /// Long enough for a cold start on a machine that builds at the same time.
@@ -178,7 +180,11 @@ impl ControlPlane {
     }
 
     pub fn server_url(&self) -> String {
-        format!("https://127.0.0.1:{}", self.ports.apiserver)
+        format!("https://{}", self.server_address())
+    }
+
+    pub fn server_address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.ports.apiserver).into()
     }
 
     pub fn api(&self) -> Api {
@@ -245,7 +251,7 @@ impl ControlPlane {
     }
 
     fn serving_identity(&self) -> anyhow::Result<Identity> {
-        let addresses = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1))];
+        let addresses = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V4(service_address::SERVICE)];
         let names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
         self.authority.server("apiserver", &addresses, &names)
     }

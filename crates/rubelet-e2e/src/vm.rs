@@ -99,7 +99,8 @@ fn disk(work: &Path, rubelet: &Path, options: &Options) -> anyhow::Result<PathBu
     let testbed = tests.join("project/target/testbed");
     fs::create_dir_all(&testbed)?;
     fs::rename(rubelet, tests.join("rubelet"))?;
-    fs::copy(std::env::current_exe()?, tests.join("rubelet-e2e"))?;
+    // As it was started, also if it has been built anew since.
+    fs::copy("/proc/self/exe", tests.join("rubelet-e2e"))?;
     copy(&project::root().join("testbed"), &tests.join("project"))?;
     for archive in containers::ensure()? {
         copy(&archive, &testbed.join("images"))?;

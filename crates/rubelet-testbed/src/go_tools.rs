@@ -134,6 +134,7 @@ pub const CSI_SIDECARS: GoTool = GoTool {
     packages: &[
         "github.com/kubernetes-csi/external-provisioner/v5/cmd/csi-provisioner",
         "./attacher-stand-in",
+        "./liveness-stand-in",
         "./registrar-stand-in",
     ],
     ..PLAIN

@@ -23,7 +23,7 @@ pub mod tally;
 
 use std::{
     fs,
-    net::{Ipv4Addr, TcpListener},
+    net::{IpAddr, Ipv4Addr, TcpListener},
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -333,7 +333,7 @@ impl Testbed {
     }
 
     /// One more address of the machine, for the lifetime of this testbed.
-    pub fn add_address(&self, ip: &str) -> anyhow::Result<()> {
+    pub fn add_address(&self, ip: IpAddr) -> anyhow::Result<()> {
         network::add_address(&self.layout, ip)
     }
 

@@ -3,7 +3,7 @@
 //! Owns: the bridge and the CNI configuration. We create the bridge, not the CNI plugin: its name claims
 //! a subnet, since the kernel gives a name only once, and nothing enables forwarding or writes iptables rules.
 
-use std::{fs, net::Ipv4Addr};
+use std::{fs, net::{IpAddr, Ipv4Addr}};
 
 use anyhow::Context as _;
 use serde_json::json;
@@ -44,10 +44,14 @@ pub fn address(layout: &Layout) -> anyhow::Result<Ipv4Addr> {
     Ok(Ipv4Addr::new(10, 213, number_of(&fs::read_to_string(layout.bridge_file())?)?, 1))
 }
 
-/// Gives the machine one more address, an IPv6 one, which goes with the bridge.
-pub fn add_address(layout: &Layout, ip: &str) -> anyhow::Result<()> {
+/// Gives the machine one more address, which goes with the bridge.
+pub fn add_address(layout: &Layout, ip: IpAddr) -> anyhow::Result<()> {
     let bridge = fs::read_to_string(layout.bridge_file())?;
-    output(&mut command("ip", ["addr", "add", &format!("{ip}/128"), "dev", bridge.trim(), "nodad"]), SHORT)?;
+    let (ip, how): (_, &[&str]) = match ip {
+        IpAddr::V4(ip) => (format!("{ip}/32"), &[]),
+        IpAddr::V6(ip) => (format!("{ip}/128"), &["nodad"]),
+    };
+    output(command("ip", ["addr", "add", &ip, "dev", bridge.trim()]).args(how), SHORT)?;
     Ok(())
 }
 

@@ -1,8 +1,10 @@
 //! The images of the specs, built here, because no registry is reachable.
 //!
-//! Owns: their content and their names. They have two bases: a small Debian, for the
+//! Owns: their content and their names. Their part: the images of CSI drivers. They have two bases: a small Debian, for the
 //! programs Kubernetes' own images bring, and a busybox whose shell keeps variables such as `data-1`, as the original does
 //! and Debian's does not.
+
+mod csi;
 
 use std::{
     fs,
@@ -32,8 +34,8 @@ const DEBIAN_PACKAGES: &str = "bash,bind9-dnsutils,curl,iperf,iproute2,netcat-op
 const PASSWD_OF_IMAGE: &str = "user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n";
 const GROUP_OF_IMAGE: &str = "user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
 
-/// Builds missing images; returns one archive with all of them. `programs` holds the programs built of the suite's module.
-pub fn ensure(programs: &Path) -> anyhow::Result<PathBuf> {
+/// Builds missing images; returns their archives. `programs` holds the programs built of the suite's module.
+pub fn ensure(programs: &Path) -> anyhow::Result<[PathBuf; 2]> {
     let dir = project::target().join("testbed/images");
     fs::create_dir_all(&dir)?;
     let archive = dir.join("e2e.tar");
@@ -60,7 +62,7 @@ pub fn ensure(programs: &Path) -> anyhow::Result<PathBuf> {
             )
         })?;
     }
-    Ok(archive)
+    Ok([archive, csi::ensure(&dir)?])
 }
 
 struct Parts {
@@ -102,7 +104,14 @@ fn write_archive(path: &Path, parts: &Parts) -> anyhow::Result<()> {
                 start: shell(),
                 layers: &[debian],
             },
-            Image { names: &["registry.k8s.io/e2e-test-images/busybox:1.37.0-1"], start: shell(), layers: &[busybox] },
+            Image {
+                names: &[
+                    "registry.k8s.io/e2e-test-images/busybox:1.37.0-1",
+                    "registry.k8s.io/e2e-test-images/busybox:1.36.1-1",
+                ],
+                start: shell(),
+                layers: &[busybox],
+            },
             Image {
                 names: &["registry.k8s.io/e2e-test-images/nonroot:1.5"],
                 start: Start { user: "1234", ..shell() },

@@ -29,6 +29,8 @@ pub struct Suite<'a> {
     pub out: &'a Path,
     pub kubeconfig: &'a Path,
     pub kubectl: &'a Path,
+    /// The agent's root directory, where CSI drivers have their sockets.
+    pub root_dir: &'a Path,
 }
 
 impl Suite<'_> {
@@ -44,6 +46,7 @@ impl Suite<'_> {
         ginkgo.arg(self.bin.join("e2e.test")).arg("--");
         ginkgo.arg(format!("--kubeconfig={}", self.kubeconfig.display()));
         ginkgo.arg(format!("--kubectl-path={}", self.kubectl.display()));
+        ginkgo.arg(format!("--kubelet-root-dir={}", self.root_dir.display()));
         ginkgo.args([
             "--provider=skeleton",
             "--num-nodes=1",

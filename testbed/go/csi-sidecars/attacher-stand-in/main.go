@@ -15,6 +15,7 @@ import (
 	"github.com/kubernetes-csi/csi-lib-utils/accessmodes"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	core "k8s.io/api/core/v1"
 	storage "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,13 +31,14 @@ import (
 var (
 	kubeconfig = flag.String("kubeconfig", "", "of the API server")
 	csiAddress = flag.String("csi-address", "/csi/csi.sock", "the driver's socket")
+	timeout    = flag.Duration("timeout", 15*time.Second, "of calls for one attachment")
+	_          = flag.Int("v", 0, "without effect; the original's manifests have it")
 )
 
-const callTimeout = 15 * time.Second
-
 type attacher struct {
-	driver     string
-	api        kubernetes.Interface
+	driver string
+	api    kubernetes.Interface
+	// Nil for a driver that attaches nothing: its volumes count as attached.
 	controller csi.ControllerClient
 }
 
@@ -53,7 +55,7 @@ func main() {
 	}
 	api := kubernetes.NewForConfigOrDie(config)
 	ctx := context.Background()
-	a := &attacher{driver: driverName(ctx, connection), api: api, controller: csi.NewControllerClient(connection)}
+	a := &attacher{driver: driverName(ctx, connection), api: api, controller: controller(ctx, connection)}
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, 5*time.Second))
 	factory := informers.NewSharedInformerFactory(api, 0)
@@ -96,6 +98,23 @@ func driverName(ctx context.Context, connection *grpc.ClientConn) string {
 	}
 }
 
+// controller asks the driver whether it attaches volumes.
+func controller(ctx context.Context, connection *grpc.ClientConn) csi.ControllerClient {
+	controller := csi.NewControllerClient(connection)
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	defer cancel()
+	answer, err := controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, capability := range answer.GetCapabilities() {
+		if capability.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME {
+			return controller
+		}
+	}
+	return nil
+}
+
 func (a *attacher) finalizer() string {
 	return "external-attacher/" + a.driver
 }
@@ -108,7 +127,7 @@ func (a *attacher) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
 	if attachment.DeletionTimestamp != nil {
 		return a.detach(ctx, attachment)
@@ -116,9 +135,13 @@ func (a *attacher) sync(ctx context.Context, name string) error {
 	if attachment.Status.Attached {
 		return nil
 	}
+	if a.controller == nil {
+		return a.patchStatus(ctx, name, map[string]any{"attached": true})
+	}
 	metadata, err := a.attach(ctx, attachment)
 	if err != nil {
-		refused := &storage.VolumeError{Time: meta.Now(), Message: err.Error()}
+		code := int32(status.Code(err))
+		refused := &storage.VolumeError{Time: meta.Now(), Message: err.Error(), ErrorCode: &code}
 		return errorsOf(err, a.patchStatus(ctx, name, map[string]any{"attachError": refused}))
 	}
 	return a.patchStatus(ctx, name, map[string]any{"attached": true, "attachmentMetadata": metadata, "attachError": nil})
@@ -219,8 +242,8 @@ func (a *attacher) setFinalizers(ctx context.Context, attachment *storage.Volume
 	return a.patch(ctx, attachment.Name, patch)
 }
 
-func (a *attacher) patchStatus(ctx context.Context, name string, status map[string]any) error {
-	return a.patch(ctx, name, map[string]any{"status": status}, "status")
+func (a *attacher) patchStatus(ctx context.Context, name string, fields map[string]any) error {
+	return a.patch(ctx, name, map[string]any{"status": fields}, "status")
 }
 
 func (a *attacher) patch(ctx context.Context, name string, patch any, subresources ...string) error {

@@ -23,6 +23,8 @@ var (
 	csiAddress       = flag.String("csi-address", "/csi/csi.sock", "the driver's socket, as this process sees it")
 	registrationPath = flag.String("kubelet-registration-path", "", "the driver's socket, as the node agent sees it")
 	registrationDir  = flag.String("plugin-registration-path", "/registration", "the directory of the agent's watcher")
+	timeout          = flag.Duration("timeout", time.Second, "of one call to the driver")
+	_                = flag.Int("v", 0, "without effect; the original's manifests have it")
 )
 
 func main() {
@@ -62,7 +64,7 @@ func driverName() string {
 	}
 	defer connection.Close()
 	for {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), *timeout)
 		info, err := csi.NewIdentityClient(connection).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
 		cancel()
 		if err == nil {

@@ -6,7 +6,7 @@
 mod crashes;
 mod crowd;
 mod driver;
-mod image;
+pub mod image;
 mod takeover;
 mod usage;
 

@@ -76,7 +76,7 @@ fn two_addresses(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let own = cluster.node.bed.address()?.to_string();
     let ips = ["fd00:213::7", &own];
     // Upstream accepts only addresses of the machine.
-    cluster.node.bed.add_address(ips[0])?;
+    cluster.node.bed.add_address(ips[0].parse()?)?;
     let options =
         AgentOptions { cluster: Some(cluster.membership()?), node_ip: Some(ips.join(",")), ..AgentOptions::default() };
     cluster.node.reconfigure(&options)?;
