@@ -101,7 +101,9 @@ pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
         bootstrap_kubeconfig: None,
         client_authority: plane.client_authority(),
     };
-    let agent_options = AgentOptions { cluster: Some(membership), ..AgentOptions::default() };
+    // A short name: the sockets of the suite's CSI drivers have long ones, and a socket's path has at most 107 bytes.
+    let root_dir = Some(testbed.layout.dir.join("k"));
+    let agent_options = AgentOptions { cluster: Some(membership), root_dir, ..AgentOptions::default() };
     let mut agent = Agent::new(&testbed, &program, &agent_options)?;
     step("starting the agent and waiting until the node is ready", || {
         agent.spawn()?;
