@@ -6,12 +6,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Component, Path, PathBuf},
+    time::Duration,
 };
 
 use k8s_openapi::{
     api::{
         core::v1::Node,
-        storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources},
+        storage::v1::{CSIDriver, CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources},
     },
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
@@ -268,6 +269,12 @@ pub fn with_driver(object: &CSINode, driver: &DriverOnNode) -> Option<CSINode> {
     object.spec.drivers.retain(|known| known.name != driver.name);
     object.spec.drivers.push(entry);
     Some(object)
+}
+
+/// How often the driver is asked how many volumes it can have here; `None`: only when it registers.
+pub fn update_period(driver: &CSIDriver) -> Option<Duration> {
+    let secs = driver.spec.node_allocatable_update_period_seconds?;
+    u64::try_from(secs).ok().filter(|secs| *secs > 0).map(Duration::from_secs)
 }
 
 /// The object without the driver; `None` if it does not have it.

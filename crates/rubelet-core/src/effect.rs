@@ -75,6 +75,10 @@ pub enum Facts {
     /// What a claim stands for.
     Volume(Arc<PersistentSource>),
     Expanded(Expanded),
+    /// Whether a volume is not attached because the node has as many as its driver can have here.
+    AttachLimit {
+        is_exceeded: bool,
+    },
     Probe(ProbeOutcome),
     /// An HTTPS hook was sent over HTTP.
     HookFellBack {

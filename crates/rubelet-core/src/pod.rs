@@ -260,6 +260,8 @@ pub struct VolumeRecord {
     pub is_republish_due: bool,
     /// The size up to which this process knows it to be expanded.
     pub expanded_bytes: Option<i64>,
+    /// When it was last asked why the volume is not attached.
+    pub limit_checked_at: Option<Uptime>,
 }
 
 impl VolumeRecord {

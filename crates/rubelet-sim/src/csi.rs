@@ -262,8 +262,10 @@ impl CsiPlugins for FakePlugins {
     }
 
     async fn node_info(&self, driver: &DriverAddress) -> CsiResult<NodeInfo> {
-        let asked = self
-            .look(&driver.socket, |_, name| Ok(NodeInfo { node_id: format!("{name}-node"), ..NodeInfo::default() }));
+        let asked = self.look(&driver.socket, |sim, name| {
+            let max_volumes = sim.driver(name).script.limit.and_then(|limit| i64::try_from(limit).ok());
+            Ok(NodeInfo { node_id: format!("{name}-node"), max_volumes, ..NodeInfo::default() })
+        });
         self.within(CALL_TIMEOUT, asked).await
     }
 

@@ -4,6 +4,7 @@
 //! slow periodic look finds what hints lost. Never: talks to a plugin (`registration.rs`).
 //! Upstream: `pluginmanager/pluginwatcher`, `pluginmanager/reconciler`.
 
+pub(crate) mod limits;
 mod registration;
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    node::{self, NodeInputs, csi_node::CsiNodeWriter, informer::NodeWatchState},
+    node::{self, NodeInputs, informer::NodeWatchState},
     observe, plugins, recorder,
     sources::{self, http::Endpoint},
     sync_loop::{Handles, SyncLoop, TurnObserver},
@@ -111,8 +111,7 @@ fn join_cluster(
     tasks.spawn(node::informer::run(api.clone(), node_name.clone(), seed, node_states, inbox.clone()));
     tasks.spawn(sources::api::run(api.clone(), world.clone(), seed, seen.clone(), inbox.clone()));
     tasks.spawn(recorder::run(api.clone(), world.events.clone(), node_name.clone(), snapshots.clone()));
-    let csi_node = CsiNodeWriter::new(api.clone(), node_name.clone());
-    tasks.spawn(plugins::run(own_files, csi_node, seen.clone(), inbox.clone()));
+    tasks.spawn(plugins::run(own_files, (*cluster.csi_node).clone(), seen.clone(), inbox.clone()));
     let inputs = NodeInputs { reporting, node_states: seen, health: health.clone(), lease_thread };
     tasks.spawn(node::run(world.clone(), api.clone(), inputs, snapshots.clone()));
 }

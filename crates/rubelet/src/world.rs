@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use crate::{
     event_log::EventLog,
     metrics::Metrics,
+    node::csi_node::CsiNodeWriter,
     objects::{ObjectCache, Strategy},
     stats::{persistent_meter::PersistentMeter, volume_meter::VolumeMeter},
 };
@@ -81,11 +82,14 @@ impl std::fmt::Debug for World {
 pub struct Cluster {
     pub api: Arc<dyn ApiServer>,
     pub objects: ObjectCache,
+    /// Writes what CSI drivers say of this node.
+    pub csi_node: Arc<CsiNodeWriter>,
 }
 
 impl Cluster {
     pub fn new(api: Arc<dyn ApiServer>, strategy: Strategy, node_name: &str, clock: &Clock) -> Self {
-        Cluster { objects: ObjectCache::new(api.clone(), strategy, node_name, clock.clone()), api }
+        let csi_node = Arc::new(CsiNodeWriter::new(api.clone(), node_name.to_owned()));
+        Cluster { objects: ObjectCache::new(api.clone(), strategy, node_name, clock.clone()), csi_node, api }
     }
 }
 

@@ -3,22 +3,25 @@
 //! Owns: the routing, and the events of pods whose device cannot be staged. The decisions are in `volumes/devices.rs`.
 //! Upstream: the reconciler's `mountAttachedVolumes`, `unmountDetachDevices`.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
-    agent::Agent,
+    agent::{Agent, outbox::Outbox},
     effect::{EffectError, ErrorKind, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
     flights::Subject,
     id::PodUid,
-    node::Routine,
+    node::{Node, Routine},
     observation::Remains,
     op::{NodeOp, Op, VolumeOp},
-    pod::{Cure, PodRecord},
+    pod::{
+        Cure, Lifecycle, PodRecord,
+        status::{FailureReason, PodFailure},
+    },
     time::Now,
     volumes::{
-        claims::PersistentSource,
-        devices::{Device, DeviceName, Devices},
+        claims::{self, PersistentSource},
+        devices::{Device, DeviceName, DeviceState, Devices},
     },
 };
 
@@ -97,6 +100,35 @@ impl Agent {
     }
 }
 
+/// The node cannot attach what the pod needs: another node may. Upstream: `VolumeAttachLimitExceededError`.
+pub(super) fn reject_for_attach_limit(record: &mut PodRecord, node: &Node, outbox: &mut Outbox, now: Now) {
+    if record.lifecycle != Lifecycle::Syncing || record.rejected.is_some() {
+        return;
+    }
+    let listed = |names: &BTreeSet<&str>| names.iter().copied().collect::<Vec<_>>().join(" ");
+    let missing: Vec<_> = record.missing_volumes();
+    let claimed = |name: &str| record.volumes.get(name).and_then(|known| known.claimed.as_ref());
+    let is_unattached = |name: &str| {
+        let state = claimed(name).map(|source| node.devices.state(source, node.object.as_ref(), now));
+        state == Some(DeviceState::NotAttached)
+    };
+    let unmounted = missing.iter().map(|volume| volume.name.as_str()).collect();
+    let unattached = missing.iter().map(|volume| volume.name.as_str()).filter(|name| is_unattached(name)).collect();
+    let unresolved =
+        missing.iter().filter(|volume| claims::is_resolved_first(volume) && claimed(&volume.name).is_none());
+    let unresolved = unresolved.map(|volume| volume.name.as_str()).collect();
+    let message = format!(
+        "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[{}], unattached volumes=[{}], failed to process volumes=[{}]: context deadline exceeded",
+        listed(&unmounted),
+        listed(&unattached),
+        listed(&unresolved)
+    );
+    let failure = PodFailure::new(FailureReason::VolumeAttachmentLimitExceeded, message);
+    let (about, reason) = (InvolvedObject::Pod(record.id.clone()), failure.reason.to_string());
+    outbox.record(EventRecord::new(about, Severity::Warning, reason, failure.message.clone()));
+    record.rejected = Some(failure);
+}
+
 /// What a pod's step on its volumes says of their devices.
 pub(super) fn note_step(devices: &mut Devices, uid: &PodUid, op: &Op, result: &Result<Facts, EffectError>) {
     let Op::Volume(op) = op else { return };
@@ -109,6 +141,7 @@ pub(super) fn note_step(devices: &mut Devices, uid: &PodUid, op: &Op, result: &R
         (VolumeOp::TearDown(_), Ok(Facts::Remains(remains))) if *remains > Remains::Volumes => devices.release(uid),
         (
             VolumeOp::Resolve { .. }
+            | VolumeOp::CheckAttachLimit { .. }
             | VolumeOp::SetUp { .. }
             | VolumeOp::Refresh { .. }
             | VolumeOp::Expand { .. }

@@ -212,6 +212,7 @@ impl Agent {
         let Some(record) = self.records.get_mut(uid) else { return };
         let was_released = record.is_released();
         let started = started(&flight.op, &result);
+        let exceeds_limit = result == Ok(Facts::AttachLimit { is_exceeded: true });
         devices::note_step(&mut self.node.devices, uid, &flight.op, &result);
         for event in apply_result(record, &subject, flight, result, now) {
             self.outbox.record(event);
@@ -223,6 +224,9 @@ impl Agent {
             // Any result, also a failure, may have changed the runtime.
             record.is_fresh = false;
             record.request_look(DuringLook::Change);
+        }
+        if exceeds_limit {
+            devices::reject_for_attach_limit(record, &self.node, &mut self.outbox, now);
         }
         let becomes_released = !was_released && record.is_released();
         let post_start = started
@@ -384,7 +388,7 @@ fn apply_result(
         return record.hook_ended(order, result.err(), now).into_iter().chain(fell_back).collect();
     }
     if let Op::Volume(op) = &flight.op
-        && let Some(events) = volumes::renewal_ended(record, op, &result)
+        && let Some(events) = volumes::renewal_ended(record, op, &result, now)
     {
         if result.is_ok() {
             record.failures.remove(subject);
@@ -458,6 +462,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         }
         Op::Volume(
             VolumeOp::Resolve { .. }
+            | VolumeOp::CheckAttachLimit { .. }
             | VolumeOp::Expand { .. }
             | VolumeOp::Stage { .. }
             | VolumeOp::Unstage { .. }
@@ -556,7 +561,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
             | PodOp::RemoveSandbox { .. },
         )
         | Op::Container(ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_))
-        | Op::Volume(VolumeOp::Stage { .. } | VolumeOp::Unstage { .. })
+        | Op::Volume(VolumeOp::CheckAttachLimit { .. } | VolumeOp::Stage { .. } | VolumeOp::Unstage { .. })
         | Op::Node(_)
         | Op::Image(_)
         | Op::Log(_)

@@ -36,6 +36,7 @@ mod orphans;
 mod probes;
 mod shutdown;
 mod upkeep;
+mod volumes;
 
 /// An agent, the seconds since it began, and its effects without a result.
 struct TestAgent {

@@ -22,6 +22,9 @@ pub enum VolumeOp {
     Stage { source: Arc<PersistentSource> },
     /// Undoes that after the last of them.
     Unstage { device: Device },
+    /// Finds out whether a volume is not attached because the node has as many as its driver can have here. If so, the driver is
+    /// asked for its limit anew.
+    CheckAttachLimit { pod: PodRef, volume: String, source: Arc<PersistentSource> },
     /// Makes one volume of the pod ready for its containers.
     SetUp {
         pod: Arc<Pod>,
@@ -51,6 +54,9 @@ impl VolumeOp {
                 | PersistentKind::Iscsi(_)
                 | PersistentKind::Fc(_) => Deadline::Ownership,
             }),
+            VolumeOp::CheckAttachLimit { .. } => {
+                Properties::disk("CheckAttachLimit").lasting(Deadline::Driver).aborted().upkeep()
+            }
             VolumeOp::Unstage { .. } => Properties::disk("UnstageDevice").lasting(Deadline::Driver),
             // A server may never answer, and the program that waits for it is killed.
             VolumeOp::SetUp { claimed: Some(source), .. } if matches!(source.kind, PersistentKind::Nfs(_)) => {
@@ -72,6 +78,7 @@ impl VolumeOp {
             | VolumeOp::Expand { pod, volume, .. } => {
                 format!("{}/{volume}", PodRef::of(pod))
             }
+            VolumeOp::CheckAttachLimit { pod, volume, .. } => format!("{pod}/{volume}"),
             VolumeOp::Stage { source } => source.name.clone(),
             VolumeOp::Unstage { device } => DeviceName::of(device).to_string(),
             VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),

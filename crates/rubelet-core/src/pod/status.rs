@@ -117,6 +117,7 @@ pub enum FailureReason {
     AppArmor,
     UnexpectedAdmissionError,
     NodeShutdown,
+    VolumeAttachmentLimitExceeded,
 }
 
 impl fmt::Display for FailureReason {
@@ -138,6 +139,7 @@ impl fmt::Display for FailureReason {
             FailureReason::AppArmor => "AppArmor",
             FailureReason::UnexpectedAdmissionError => "UnexpectedAdmissionError",
             FailureReason::NodeShutdown => "NodeShutdown",
+            FailureReason::VolumeAttachmentLimitExceeded => "VolumeAttachmentLimitExceeded",
         })
     }
 }

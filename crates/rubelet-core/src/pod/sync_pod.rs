@@ -6,7 +6,7 @@
 //! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
 //! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{Container, PodStatus, Volume};
 
@@ -41,6 +41,9 @@ use crate::{
         devices::{DeviceState, Devices},
     },
 };
+
+/// Upstream's time limit for all volumes of a pod, `podAttachAndMountTimeout`.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(123);
 
 /// What a plan reads beside the pod's record.
 #[derive(Clone, Copy, Debug)]
@@ -440,7 +443,10 @@ fn is_device_ready(
     }
     match context.devices.state(source, context.node, now) {
         DeviceState::Staged => return true,
-        DeviceState::NotAttached => plan.wait_for(WaitsFor::Attachment(name)),
+        DeviceState::NotAttached => {
+            plan.wait_for(WaitsFor::Attachment(name));
+            check_attach_limit(record, volume, source, now, plan);
+        }
         DeviceState::Unstaged => plan.devices.push(source.clone()),
         DeviceState::Failed(failure) => {
             plan.wake_by(failure.retry_at);
@@ -448,6 +454,28 @@ fn is_device_ready(
         }
     }
     false
+}
+
+/// Asks why a volume is not attached, each time the pod has waited so long. A pod that runs is not rejected.
+fn check_attach_limit(
+    record: PodState<'_>,
+    volume: &Volume,
+    source: &Arc<PersistentSource>,
+    now: Now,
+    plan: &mut Plan,
+) {
+    let is_active = record.facts.as_ref().is_none_or(|facts| facts.is_active());
+    if is_active || !source.has_changing_limit() {
+        return;
+    }
+    let last = record.volumes.get(&volume.name).and_then(|known| known.limit_checked_at);
+    let due = last.unwrap_or(record.since.uptime) + ATTACH_PATIENCE;
+    if due > now.uptime {
+        return plan.wake_by(due);
+    }
+    let (pod, name) = (record.id.clone(), volume.name.clone());
+    let op = VolumeOp::CheckAttachLimit { pod, volume: name.clone(), source: source.clone() };
+    plan.step(PodSubject::Volume(name), op, "the volume is still not attached");
 }
 
 /// A claim, and an inline volume of a driver, are resolved first.

@@ -175,6 +175,7 @@ fn show_op(op: &Op) -> String {
         Op::Pod(PodOp::RemoveCgroup(place)) => format!("remove cgroup {}", place.cgroup_paths.join(" or ")),
         Op::Pod(PodOp::MakeDirs { .. }) => "make directories".to_owned(),
         Op::Volume(VolumeOp::Resolve { volume, .. }) => format!("resolve claim {volume}"),
+        Op::Volume(VolumeOp::CheckAttachLimit { volume, .. }) => format!("check attach limit for {volume}"),
         Op::Volume(VolumeOp::Expand { volume, .. }) => format!("expand volume {volume}"),
         Op::Volume(VolumeOp::SetUp { volume, .. }) => format!("set up volume {volume}"),
         Op::Volume(VolumeOp::Refresh { .. }) => "refresh volumes".to_owned(),

@@ -243,6 +243,12 @@ impl PersistentSource {
         }
     }
 
+    /// A node that cannot attach it may have more volumes of its driver than the scheduler knew.
+    pub fn has_changing_limit(&self) -> bool {
+        let PersistentKind::Csi(volume) = &self.kind else { return false };
+        volume.rules.attach && volume.rules.has_changing_limit && volume.lifecycle == CsiLifecycle::Persistent
+    }
+
     /// On a standalone node there is no controller, and the node's own part is all that these kinds need.
     pub fn without_controller(mut self) -> Self {
         match &mut self.kind {

@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::volumes::files::TokenKey;
+use crate::{csi_node, volumes::files::TokenKey};
 
 /// The API's names for the lifecycles of a volume.
 const PERSISTENT: &str = "Persistent";
@@ -102,6 +102,8 @@ pub struct DriverRules {
     pub tokens: Vec<TokenRequest>,
     /// They are given as a secret.
     pub tokens_are_secret: bool,
+    /// How many volumes it can have on a node changes with time, so that a pod may have come to a node that has too many.
+    pub has_changing_limit: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,7 +123,7 @@ pub enum FsGroupPolicy {
 impl DriverRules {
     /// Without an object a driver's volumes have to be attached.
     pub fn of(object: Option<&CSIDriver>) -> DriverRules {
-        let Some(CSIDriver { spec, .. }) = object else {
+        let Some(object @ CSIDriver { spec, .. }) = object else {
             return DriverRules {
                 attach: true,
                 pod_info: false,
@@ -129,6 +131,7 @@ impl DriverRules {
                 republish: false,
                 tokens: Vec::new(),
                 tokens_are_secret: false,
+                has_changing_limit: false,
             };
         };
         let requests = spec.token_requests.iter().flatten();
@@ -147,6 +150,7 @@ impl DriverRules {
             republish: spec.requires_republish.unwrap_or(false),
             tokens: tokens.collect(),
             tokens_are_secret: spec.service_account_token_in_secrets.unwrap_or(false),
+            has_changing_limit: csi_node::update_period(object).is_some(),
         }
     }
 }

@@ -22,6 +22,11 @@ use crate::{
 /// Keeps the object until the volume is detached.
 const FINALIZER: &str = "external-attacher/sim";
 
+/// gRPC's code.
+const RESOURCE_EXHAUSTED: u32 = 8;
+/// After the node had too many volumes.
+const ATTACH_RETRY: Duration = Duration::from_secs(10);
+
 /// How far an attachment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attachment {
@@ -82,6 +87,9 @@ impl SimState {
         let is_in_use = self.is_in_use(device) && !self.csi.is_reckless;
         match self.csi.attachments.get(device).copied() {
             None if is_wanted => self.begin_attach(device),
+            Some(Attachment::Attaching { until }) if until <= now && !is_wanted && self.has_no_room_for(device) => {
+                self.begin_detach(device);
+            }
             Some(Attachment::Attaching { until }) if until <= now => self.finish_attach(device),
             Some(Attachment::Attached) if !is_wanted && !is_in_use => {
                 let wait = Duration::from_millis(self.rng.u64(0..1_500));
@@ -133,11 +141,31 @@ impl SimState {
             let wait = Duration::from_millis(self.rng.u64(500..15_000));
             return self.set_attachment(device, wait, |until| Attachment::Attaching { until });
         }
+        if self.has_no_room_for(device) {
+            self.log("world", format!("{device} is one too many"));
+            self.write_attachment(device, |object| {
+                let error = json!({ "message": "the node has too many", "errorCode": RESOURCE_EXHAUSTED });
+                object["status"]["attachError"] = error;
+            });
+            return self.set_attachment(device, ATTACH_RETRY, |until| Attachment::Attaching { until });
+        }
         self.log("world", format!("{device} is attached"));
         self.write_attachment(device, |object| {
             object["status"] = json!({ "attached": true, "attachmentMetadata": { "path": "/dev/sim" } });
         });
         self.csi.attachments.insert(device.clone(), Attachment::Attached);
+    }
+
+    /// The driver has as many volumes on the node as it can.
+    fn has_no_room_for(&self, device: &Device) -> bool {
+        let limit = self.csi.drivers.get(&device.driver).and_then(|driver| driver.script.limit);
+        let is_there = |state: &Attachment| !matches!(state, Attachment::Attaching { .. });
+        let others = self
+            .csi
+            .attachments
+            .iter()
+            .filter(|(other, state)| *other != device && other.driver == device.driver && is_there(state));
+        limit.is_some_and(|limit| others.count() >= limit)
     }
 
     fn begin_detach(&mut self, device: &Device) {

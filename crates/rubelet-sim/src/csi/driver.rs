@@ -75,6 +75,8 @@ pub(crate) struct DriverScript {
     pub has_object: bool,
     /// After a restart it publishes no volume that it has not staged since.
     pub is_forgetful: bool,
+    /// How many volumes it can have on the node; the node asks for it from time to time.
+    pub limit: Option<usize>,
 }
 
 impl From<&str> for DriverScript {
@@ -86,6 +88,7 @@ impl From<&str> for DriverScript {
             attaches: true,
             has_object: true,
             is_forgetful: false,
+            limit: None,
         }
     }
 }
@@ -104,6 +107,11 @@ impl DriverScript {
 
     pub(crate) fn without_object(mut self) -> Self {
         self.has_object = false;
+        self
+    }
+
+    pub(crate) fn limited_to(mut self, volumes: usize) -> Self {
+        self.limit = Some(volumes);
         self
     }
 

@@ -15,6 +15,9 @@ use crate::{
     simulation::SimState,
 };
 
+/// Of drivers that say how many volumes they can have on a node.
+const UPDATE_PERIOD_SECS: u32 = 60;
+
 const STORAGE: &str = "storage.k8s.io/v1";
 
 /// A claim with its persistent volume.
@@ -73,6 +76,7 @@ impl SimState {
                 "podInfoOnMount": true,
                 "fsGroupPolicy": "ReadWriteOnceWithFSType",
                 "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+                "nodeAllocatableUpdatePeriodSeconds": script.limit.map(|_| UPDATE_PERIOD_SECS),
             },
         });
         self.ask(Verb::Create, ObjectPath::all(STORAGE, "csidrivers"), body).expect("the name is free");

@@ -133,6 +133,16 @@ pub(crate) fn stored_phase(pod: &str, phase: &str) -> Predicate {
     })
 }
 
+/// The API server has the pod as failed, for this reason.
+pub(crate) fn failed_for(pod: &str, reason: &str) -> Predicate {
+    let (name, wanted) = (pod.to_owned(), reason.to_owned());
+    Predicate::new(format!("{pod} failed in the API: {reason}"), move |sim| {
+        stored(sim, &name).is_some_and(|object| {
+            object["status"]["phase"] == "Failed" && object["status"]["reason"] == wanted.as_str()
+        })
+    })
+}
+
 /// The agent reports that the node has ended the pod.
 pub(crate) fn disrupted(pod: &str) -> Predicate {
     let name = pod.to_owned();
@@ -160,10 +170,11 @@ pub(crate) fn forgotten(pod: &str) -> Predicate {
     Predicate::new(format!("{pod} not in the API"), move |sim| stored(sim, &name).is_none())
 }
 
-/// The agent reports the pod as evicted, after it ran or before, or as rejected because the node is full.
+/// The agent reports the pod as evicted, after it ran or before, or as rejected because the node is full or has too many volumes.
 pub(crate) fn is_evicted(sim: &SimState, uid: &str) -> bool {
     let status = sim.snapshot.pods.get(&PodUid::new(uid)).map(|view| &view.status);
-    let is_meant = |reason: &str| reason == "Evicted" || reason.starts_with("OutOf");
+    let is_meant =
+        |reason: &str| matches!(reason, "Evicted" | "VolumeAttachmentLimitExceeded") || reason.starts_with("OutOf");
     status.is_some_and(|it| it.phase.as_deref() == Some("Failed") && it.reason.as_deref().is_some_and(is_meant))
 }
 

@@ -48,6 +48,11 @@ impl Play {
         self.end_driver(name, how).change(|sim| sim.schedule_in(after, ScheduledEvent::DriverReturns(name.to_owned())))
     }
 
+    /// The driver can have so many volumes on the node from now on.
+    pub(crate) fn limit_driver(&mut self, name: &str, volumes: usize) -> &mut Self {
+        self.change(|sim| sim.driver(name).script.limit = Some(volumes))
+    }
+
     pub(crate) fn claim(&mut self, script: &ClaimScript) -> &mut Self {
         self.change(|sim| sim.create_claim(script))
     }
@@ -91,6 +96,16 @@ pub(crate) fn attached(claim: &str) -> Predicate {
     let name = claim.to_owned();
     Predicate::new(format!("{claim} attached"), move |sim| {
         sim.csi.attachments.get(&device_of(sim, &name)) == Some(&Attachment::Attached)
+    })
+}
+
+/// The CSINode object says that the driver can have so many volumes on the node.
+pub(crate) fn limit_in_csi_node(driver: &str, volumes: u64) -> Predicate {
+    let name = driver.to_owned();
+    Predicate::new(format!("{driver} limited to {volumes}"), move |sim| {
+        let mut objects = sim.api.of("csinodes").map(|(_, object)| &object["spec"]["drivers"]);
+        let mut drivers = objects.next().and_then(|drivers| drivers.as_array()).into_iter().flatten();
+        drivers.any(|driver| driver["name"] == name.as_str() && driver["allocatable"]["count"] == volumes)
     })
 }
 

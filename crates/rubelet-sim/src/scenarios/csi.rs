@@ -8,9 +8,9 @@ use crate::{
     faults::{ApiFaultRates, CsiFaultRates, FaultRates},
     play::{
         Play, Within, minutes,
-        predicates::{self, forgotten, gone, known, running, stored_phase},
+        predicates::{self, failed_for, forgotten, gone, known, running, stored_phase},
         seconds,
-        storage::{attached, calling_driver, published, staged, unused},
+        storage::{attached, calling_driver, limit_in_csi_node, published, staged, unused},
     },
     script::PodScript,
 };
@@ -79,6 +79,27 @@ fn exclusive_volume_goes_to_the_next_pod_when_the_first_has_ended() {
     play.create(on_data("a")).until(&running("a")).create(on_data("b")).wait(minutes(2)).expect_starts("b", 0);
     play.crash_agent().start_agent().wait(minutes(1)).expect_starts("b", 0);
     play.delete("a", Within::ItsOwnTime).until(&running("b")).settle(minutes(1)).expect_starts("b", 1);
+}
+
+#[test]
+fn pod_with_one_volume_too_many_is_rejected_for_another_node() {
+    let mut play = Play::clustered(3_035);
+    play.driver(DriverScript::from(DRIVER).limited_to(1));
+    play.claim(&ClaimScript::new("data", DRIVER)).claim(&ClaimScript::new("more", DRIVER));
+    play.create(on_data("a")).until(&running("a")).create(PodScript::from("b").claim("more"));
+    play.wait(minutes(2)).expect(&stored_phase("b", "Pending"));
+    let reason = "VolumeAttachmentLimitExceeded";
+    assert!(play.run_until(seconds(10), &failed_for("b", reason)).unwrap(), "upstream waits 2 min 3 s");
+    play.expect(&limit_in_csi_node(DRIVER, 1)).settle(minutes(1)).expect_starts("a", 1).expect_starts("b", 0);
+}
+
+#[test]
+fn limit_of_a_driver_is_asked_for_as_often_as_its_object_says() {
+    let mut play = Play::clustered(3_036);
+    play.driver(DriverScript::from(DRIVER).limited_to(4)).until(&limit_in_csi_node(DRIVER, 4));
+    play.limit_driver(DRIVER, 7).wait(seconds(30)).expect(&limit_in_csi_node(DRIVER, 4));
+    assert!(play.run_until(seconds(40), &limit_in_csi_node(DRIVER, 7)).unwrap(), "the period is a minute");
+    play.settle(minutes(1));
 }
 
 #[test]

@@ -26,6 +26,7 @@ use crate::{metrics::storage::StorageOperation, world::World};
 
 pub use self::devices::list_devices;
 
+mod attachment;
 mod block;
 mod claim;
 mod csi;
@@ -50,6 +51,7 @@ const TMPFS_MODE: u32 = 0o1777;
 pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, EffectError> {
     match op {
         VolumeOp::Resolve { pod, volume } => claim::resolve(world, pod, volume).await,
+        VolumeOp::CheckAttachLimit { source, .. } => attachment::check_limit(world, source).await,
         VolumeOp::Stage { source } => match &source.kind {
             PersistentKind::Csi(volume) => csi::stage(world, source, volume).await,
             PersistentKind::Local(volume) => local::stage(world, source, volume).await,

@@ -49,6 +49,7 @@ const REJECTIONS: &[&str] = &[
     "UnexpectedAdmissionError",
     "UnexpectedPredicateFailureType",
     "UnknownReason",
+    "VolumeAttachmentLimitExceeded",
 ];
 
 #[derive(Debug)]

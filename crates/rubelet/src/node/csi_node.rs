@@ -77,6 +77,16 @@ impl CsiNodeWriter {
         .await
     }
 
+    /// Writes what a registered driver says of this node now into the CSINode object. The Node object keeps what it has, as
+    /// upstream's does.
+    pub async fn update(&self, driver: &DriverOnNode) -> Result<(), WriteError> {
+        self.change(|_, object| async move { Ok(csi_node::with_driver(&object, driver)) }).await
+    }
+
+    pub(crate) fn api(&self) -> &dyn ApiServer {
+        &*self.api
+    }
+
     /// Removes a driver from both objects.
     pub async fn remove(&self, driver: &str) -> Result<(), WriteError> {
         self.change(|node, object| async move {

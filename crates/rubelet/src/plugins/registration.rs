@@ -7,7 +7,6 @@
 
 use std::{
     collections::BTreeMap,
-    future::pending,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -24,6 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use super::limits;
 use crate::{
     node::csi_node::{CsiNodeWriter, WriteError},
     world::World,
@@ -115,7 +115,7 @@ impl Registrar {
             match self.register(socket).await {
                 Ok(name) => {
                     tracing::info!(driver = name, socket = %socket.display(), "CSI driver registered");
-                    return pending().await;
+                    return limits::keep_updated(&self.world, &self.csi_node, &name).await;
                 }
                 Err(error) => {
                     if problem.as_ref() != Some(&error) {

@@ -8,6 +8,7 @@ use crate::{
     event_reasons,
     op::VolumeOp,
     pod::PodRecord,
+    time::Now,
     volumes::{
         claims::PersistentSource,
         expansion::{ClaimedSize, Expanded},
@@ -19,6 +20,7 @@ pub(super) fn renewal_ended(
     record: &mut PodRecord,
     op: &VolumeOp,
     result: &Result<Facts, EffectError>,
+    now: Now,
 ) -> Option<Vec<EventRecord>> {
     let is_set_up = |record: &PodRecord, volume: &str| record.volumes.get(volume).is_some_and(|known| known.is_set_up);
     let failed = |record: &PodRecord| result.as_ref().err().map(|error| failed_mount(record, error));
@@ -34,6 +36,11 @@ pub(super) fn renewal_ended(
             Ok(Facts::Expanded(expanded)) => Some(expansion_ended(record, volume, source, expanded)),
             Ok(_) | Err(_) => None,
         },
+        // It is repeated when it is due; what it found is not about the volume alone (`agent/devices.rs`).
+        VolumeOp::CheckAttachLimit { volume, .. } => {
+            record.volumes.entry(volume.clone()).or_default().limit_checked_at = Some(now.uptime);
+            Some(Vec::new())
+        }
         VolumeOp::SetUp { .. }
         | VolumeOp::Resolve { .. }
         | VolumeOp::Stage { .. }

@@ -12,10 +12,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use k8s_openapi::api::{
-    core::v1::{Pod, Secret},
-    storage::v1::VolumeAttachment,
-};
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     id::{PodUid, namespace_of},
@@ -38,10 +35,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{block, files::Owner, persistent};
+use super::{attachment, block, files::Owner, persistent};
 use crate::{
     effects::{failure, status},
-    metrics::storage::StorageOperation,
     world::World,
 };
 
@@ -70,17 +66,12 @@ pub(super) struct VolumeData {
     volume_lifecycle_mode: Option<String>,
 }
 
-/// The name of the object that says whether a volume is attached to this node.
-pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
-    format!("csi-{}", sha256_hex(&[handle, driver, node]))
-}
-
 /// The handle of an inline volume.
 pub(super) fn inline_handle(pod: &PodUid, volume: &str) -> String {
     format!("csi-{}", sha256_hex(&[pod.as_str(), volume]))
 }
 
-fn sha256_hex(parts: &[&str]) -> String {
+pub(super) fn sha256_hex(parts: &[&str]) -> String {
     let mut digest = Sha256::new();
     parts.iter().for_each(|part| digest.update(part.as_bytes()));
     digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
@@ -119,7 +110,7 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Csi
     let DevicePlace { staging: staging_path, data: data_dir, all } = device_place(world, &device)?;
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
-    let publish_context = verified_attachment(world, source, volume).await?;
+    let publish_context = attachment::verified(world, source, volume).await?;
     let secrets = secrets(world, volume.stage_secret.as_ref()).await?;
     let host = &world.host;
     // The file goes first: what has none was never staged.
@@ -182,7 +173,7 @@ pub(super) async fn publish(
         volume_handle: volume.handle.clone(),
         spec_vol_id: Some(source.name.clone()),
         node_name: Some(node.clone()),
-        attachment_id: Some(attachment_name(&volume.handle, &volume.driver, node)),
+        attachment_id: Some(attachment::name(&volume.handle, &volume.driver, node)),
         volume_lifecycle_mode: Some(volume.lifecycle.as_str().to_owned()),
     };
     write_data(world, &dir, &data).await?;
@@ -207,7 +198,7 @@ pub(super) async fn publish_request(
     (volume, capabilities): (&CsiVolume, &NodeCapabilities),
     target_path: &Path,
 ) -> Result<PublishVolume, EffectError> {
-    let publish_context = publish_context(world, source, volume).await?;
+    let publish_context = attachment::publish_context(world, source, volume).await?;
     let mut secrets = secrets(world, volume.publish_secret.as_ref()).await?;
     let mut volume_context = volume_context(owner, volume);
     if let Some(tokens) = tokens(world, owner, volume).await? {
@@ -374,55 +365,6 @@ fn volume_context(owner: &Owner<'_>, volume: &CsiVolume) -> BTreeMap<String, Str
         }
     }
     context
-}
-
-/// What the attach/detach controller's driver left for the node; empty for volumes that are not attached.
-/// `publish_context`, with the metric of its check.
-async fn verified_attachment(
-    world: &World,
-    source: &PersistentSource,
-    volume: &CsiVolume,
-) -> Result<BTreeMap<String, String>, EffectError> {
-    let began = world.clock.now().uptime;
-    let found = publish_context(world, source, volume).await;
-    if source.is_attached_by_controller() {
-        let took = world.clock.now().uptime.since(began);
-        let operation = StorageOperation::VerifyControllerAttached;
-        world.metrics.storage.ended(&source.plugin(), operation, found.is_ok(), took);
-    }
-    found
-}
-
-async fn publish_context(
-    world: &World,
-    source: &PersistentSource,
-    volume: &CsiVolume,
-) -> Result<BTreeMap<String, String>, EffectError> {
-    if !source.is_attached_by_controller() {
-        return Ok(BTreeMap::new());
-    }
-    let name = attachment_name(&volume.handle, &volume.driver, &world.settings.node_name);
-    let path = ObjectPath::all("storage.k8s.io/v1", "volumeattachments").named(&*name);
-    let answer = status::get(world, path).await.map_err(|error| EffectError {
-        message: format!(
-            "kubernetes.io/csi: volume {} has GET error for volume attachment {name}: {error}",
-            volume.handle
-        ),
-        kind: ErrorKind::Retry,
-    })?;
-    let attachment: VolumeAttachment = serde_json::from_slice(&answer)
-        .map_err(|error| failure::caused(ErrorKind::Retry, format_args!("volume attachment {name}"), &error))?;
-    let attached = attachment.status.unwrap_or_default();
-    if attachment.metadata.deletion_timestamp.is_some() {
-        return Err(EffectError { kind: ErrorKind::Retry, message: "volume attachment is being deleted".to_owned() });
-    }
-    if !attached.attached {
-        let reported = attached.attach_error.and_then(|error| error.message);
-        let message = reported
-            .unwrap_or_else(|| format!("volume {} is not attached for volume attachment {name}", volume.handle));
-        return Err(EffectError { kind: ErrorKind::Retry, message });
-    }
-    Ok(attached.attachment_metadata.unwrap_or_default())
 }
 
 pub(super) async fn secrets(world: &World, name: Option<&SecretName>) -> Result<Secrets, EffectError> {

@@ -356,7 +356,11 @@ impl World {
             Op::Pod(op) => self.pod_op(op, now),
             Op::Container(op) => self.container_op(op, now),
             Op::Volume(
-                VolumeOp::Resolve { .. } | VolumeOp::Stage { .. } | VolumeOp::Unstage { .. } | VolumeOp::Expand { .. },
+                VolumeOp::Resolve { .. }
+                | VolumeOp::CheckAttachLimit { .. }
+                | VolumeOp::Stage { .. }
+                | VolumeOp::Unstage { .. }
+                | VolumeOp::Expand { .. },
             ) => Ok(Facts::Nothing),
             Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }) => {
                 (self.disk.dir, self.disk.volumes) = (true, true);

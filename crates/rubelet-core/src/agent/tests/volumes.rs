@@ -1,0 +1,76 @@
+//! Volumes that a controller attaches, turn by turn.
+
+use super::*;
+use crate::volumes::{
+    claims::{PersistentKind, PersistentSource},
+    csi::{AccessMode, CsiVolume, DriverRules},
+};
+
+/// A pod whose only volume is a claim.
+fn claiming(uid: &str) -> Pod {
+    let mut pod = fed(uid);
+    let claim = serde_json::json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+    pod.spec.as_mut().unwrap().volumes = Some(vec![serde_json::from_value(claim).unwrap()]);
+    pod
+}
+
+/// What its claim stands for, over a driver whose CSIDriver object is this.
+fn resolved(driver: &serde_json::Value) -> Result<Facts, EffectError> {
+    let object = serde_json::json!({"metadata": {"name": "d"}, "spec": driver});
+    let rules = DriverRules::of(Some(&serde_json::from_value(object).unwrap()));
+    let source = serde_json::json!({"driver": "d", "volumeHandle": "h"});
+    let source = serde_json::from_value(source).unwrap();
+    let kind = PersistentKind::Csi(CsiVolume::persistent(&source, AccessMode::ReadWriteOnce, rules));
+    let name = "pv".to_owned();
+    let source = PersistentSource { name, read_only: false, is_exclusive: false, kind, size: None, group: None };
+    Ok(Facts::Volume(Arc::new(source)))
+}
+
+/// A pod that waits for its volume to be attached.
+fn waiting_for_attachment(driver: &serde_json::Value) -> TestAgent {
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[claiming("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
+    test.answer("MakePodDirs", Ok(Facts::Nothing));
+    test.events.clear();
+    test.answer("ResolveClaim", resolved(driver));
+    test
+}
+
+fn asks_for_the_limit(test: &mut TestAgent, after_secs: u64) -> bool {
+    test.at_secs += after_secs;
+    test.handle(Event::Due);
+    test.pending().contains(&"CheckAttachLimit")
+}
+
+#[test]
+fn pod_is_rejected_when_the_node_has_too_many_volumes() {
+    let mut test = waiting_for_attachment(&serde_json::json!({"nodeAllocatableUpdatePeriodSeconds": 60}));
+    assert!(!asks_for_the_limit(&mut test, 122), "as long as upstream waits for all volumes");
+    assert!(asks_for_the_limit(&mut test, 1));
+    test.answer("CheckAttachLimit", Ok(Facts::AttachLimit { is_exceeded: false }));
+    assert!(!asks_for_the_limit(&mut test, 122));
+    assert!(asks_for_the_limit(&mut test, 1));
+    test.answer("CheckAttachLimit", Err(EffectError { kind: ErrorKind::Gone, message: "no attachment".to_owned() }));
+    assert!(test.events.is_empty(), "{:?}", test.events);
+    assert!(asks_for_the_limit(&mut test, 123));
+    test.answer("CheckAttachLimit", Ok(Facts::AttachLimit { is_exceeded: true }));
+    assert_eq!(test.events, ["VolumeAttachmentLimitExceeded"]);
+    let status = test.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
+    assert_eq!(
+        (status.phase.as_deref(), status.reason.as_deref()),
+        (Some("Failed"), Some("VolumeAttachmentLimitExceeded"))
+    );
+    let expected = "Pod was rejected: Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[v], \
+                    unattached volumes=[v], failed to process volumes=[]: context deadline exceeded";
+    assert_eq!(status.message.as_deref(), Some(expected));
+    assert_eq!(test.lifecycle("u1"), "Terminated");
+}
+
+#[test]
+fn attach_limit_is_not_asked_for_without_a_period() {
+    let mut test = waiting_for_attachment(&serde_json::json!({}));
+    assert!(!asks_for_the_limit(&mut test, 1_000));
+    assert_eq!(test.lifecycle("u1"), "Syncing");
+}
