@@ -72,6 +72,8 @@ impl Agent {
         let mut node = Node::new(now);
         if !settings.is_in_cluster() {
             node.devices = Devices::standalone();
+        } else if !settings.attaches_by_controller {
+            node.devices = Devices::without_controller();
         }
         Agent {
             settings,

@@ -59,6 +59,7 @@ pub const NODE_HAS_SUFFICIENT_MEMORY: &str = "NodeHasSufficientMemory";
 pub const NODE_HAS_NO_DISK_PRESSURE: &str = "NodeHasNoDiskPressure";
 pub const NODE_HAS_SUFFICIENT_PID: &str = "NodeHasSufficientPID";
 pub const STARTING_KUBELET: &str = "Starting";
+pub const FAILED_ATTACH_VOLUME: &str = "FailedAttachVolume";
 pub const FAILED_MOUNT_VOLUME: &str = "FailedMount";
 /// Upstream had it as `FailedUnmountVolume` before it stopped recording it.
 pub const VOLUME_RESIZE_FAILED: &str = "VolumeResizeFailed";

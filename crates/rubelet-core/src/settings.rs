@@ -42,6 +42,8 @@ pub struct Settings {
     pub eviction: EvictionSettings,
     /// `shutdownGracePeriod…`, lowest priority first; none: a shutdown ends no pod.
     pub shutdown_groups: Vec<ShutdownGroup>,
+    /// `enableControllerAttachDetach`.
+    pub attaches_by_controller: bool,
     /// `allowedUnsafeSysctls`: names, or prefixes with a star.
     pub allowed_unsafe_sysctls: Vec<String>,
     /// The node for admission until the Node object is known, or always on a standalone node.
@@ -225,6 +227,7 @@ impl Settings {
             image_gc: ImageGcSettings::default(),
             eviction: EvictionSettings::default(),
             shutdown_groups: Vec::new(),
+            attaches_by_controller: true,
             allowed_unsafe_sysctls: Vec::new(),
             own_node: NodeObject::default(),
             cgroups: Some(CgroupSettings::default()),

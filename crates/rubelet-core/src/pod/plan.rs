@@ -125,6 +125,8 @@ pub enum WaitsFor {
     Volumes(Vec<String>),
     /// The volume is not attached to the node.
     Attachment(String),
+    /// Only the attach/detach controller can attach the volume, and the node's configuration does not let it.
+    Controller(String),
     /// The device of the volume cannot be staged.
     Device {
         volume: String,
@@ -159,7 +161,10 @@ pub enum WaitsFor {
 
 impl WaitsFor {
     pub fn is_volume(&self) -> bool {
-        matches!(self, WaitsFor::Attachment(_) | WaitsFor::Device { .. } | WaitsFor::ExclusiveVolume(_))
+        matches!(
+            self,
+            WaitsFor::Attachment(_) | WaitsFor::Controller(_) | WaitsFor::Device { .. } | WaitsFor::ExclusiveVolume(_)
+        )
     }
 }
 
@@ -179,6 +184,9 @@ impl fmt::Display for WaitsFor {
             WaitsFor::PodDirs => "the pod's directories",
             WaitsFor::Volumes(names) => return write!(f, "the pod's volumes: {}", names.join(", ")),
             WaitsFor::Attachment(volume) => return write!(f, "volume {volume} to be attached to the node"),
+            WaitsFor::Controller(volume) => {
+                return write!(f, "volume {volume}, which only the attach/detach controller can attach");
+            }
             WaitsFor::Device { volume, message } => return write!(f, "volume {volume} to be staged: {message}"),
             WaitsFor::ExclusiveVolume(volume) => return write!(f, "volume {volume}, which another pod uses"),
             WaitsFor::Sandbox(need) => return write!(f, "a sandbox: {need}"),

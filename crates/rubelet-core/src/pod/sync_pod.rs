@@ -428,17 +428,11 @@ fn is_device_ready(
 ) -> bool {
     let name = volume.name.clone();
     if context.devices.is_taken(&record.id.uid, source) {
-        let waits_for = WaitsFor::ExclusiveVolume(name);
-        if record.waits_for.as_ref() != Some(&waits_for) {
-            let message = format!(
-                "MountVolume.SetUp failed for volume {:?} : volume uses the ReadWriteOncePod access mode and is already in use by another pod",
-                source.name
-            );
-            let about = InvolvedObject::Pod(record.id.clone());
-            let reason = event_reasons::FAILED_MOUNT_VOLUME;
-            plan.events.push(EventRecord::new(about, Severity::Warning, reason, message));
-        }
-        plan.wait_for(waits_for);
+        let message = format!(
+            "MountVolume.SetUp failed for volume {:?} : volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+            source.name
+        );
+        wait_with_event(&record, WaitsFor::ExclusiveVolume(name), event_reasons::FAILED_MOUNT_VOLUME, message, plan);
         return false;
     }
     match context.devices.state(source, context.node, now) {
@@ -447,6 +441,13 @@ fn is_device_ready(
             plan.wait_for(WaitsFor::Attachment(name));
             check_attach_limit(record, volume, source, now, plan);
         }
+        DeviceState::NeedsController => {
+            let volume = &source.name;
+            let message = format!(
+                "AttachVolume.Attach failed for volume {volume:?} : attaching volumes from the kubelet is not supported"
+            );
+            wait_with_event(&record, WaitsFor::Controller(name), event_reasons::FAILED_ATTACH_VOLUME, message, plan);
+        }
         DeviceState::Unstaged => plan.devices.push(source.clone()),
         DeviceState::Failed(failure) => {
             plan.wake_by(failure.retry_at);
@@ -454,6 +455,15 @@ fn is_device_ready(
         }
     }
     false
+}
+
+/// The event is recorded when the wait begins.
+fn wait_with_event(record: &PodRecord, waits_for: WaitsFor, reason: &str, message: String, plan: &mut Plan) {
+    if record.waits_for.as_ref() != Some(&waits_for) {
+        let about = InvolvedObject::Pod(record.id.clone());
+        plan.events.push(EventRecord::new(about, Severity::Warning, reason, message));
+    }
+    plan.wait_for(waits_for);
 }
 
 /// Asks why a volume is not attached, each time the pod has waited so long. A pod that runs is not rejected.

@@ -140,6 +140,8 @@ pub enum DeviceState<'a> {
     NotAttached,
     /// To be staged now.
     Unstaged,
+    /// Only the attach/detach controller can attach it, and this node does not leave that to it.
+    NeedsController,
     /// Its last operation failed; the next one waits.
     Failed(&'a Failure),
     Staged,
@@ -160,6 +162,8 @@ pub struct Devices {
     unused: BTreeMap<DeviceName, Device>,
     failures: BTreeMap<DeviceName, Failure>,
     look: LookState,
+    /// The attach/detach controller leaves this node alone. What that means depends on the kind of a volume.
+    has_no_controller: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -196,6 +200,11 @@ impl Devices {
         Devices { look: LookState::Idle, ..Devices::default() }
     }
 
+    /// Of a node whose configuration has `enableControllerAttachDetach: false`.
+    pub fn without_controller() -> Self {
+        Devices { has_no_controller: true, ..Devices::default() }
+    }
+
     /// The pod's volume lies on this device.
     pub fn want(&mut self, pod: &PodUid, source: &Arc<PersistentSource>) {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
@@ -230,9 +239,15 @@ impl Devices {
         if self.staged.contains(&name) {
             return DeviceState::Staged;
         }
-        let is_attached = |volume: String| node.is_some_and(|node| node.has_attached(&volume));
-        if source.attached_name().is_some_and(|volume| !is_attached(volume)) {
-            return DeviceState::NotAttached;
+        if let Some(volume) = source.attached_name() {
+            if self.has_no_controller {
+                // As upstream: a disk of a target or a fabric needs no more than its staging does.
+                if matches!(source.kind, PersistentKind::Csi(_)) {
+                    return DeviceState::NeedsController;
+                }
+            } else if !node.is_some_and(|node| node.has_attached(&volume)) {
+                return DeviceState::NotAttached;
+            }
         }
         match self.failures.get(&name).filter(|failure| failure.retry_at > now.uptime) {
             Some(failure) => DeviceState::Failed(failure),
@@ -416,7 +431,10 @@ mod tests {
     use super::*;
     use crate::{
         test_support::{later, now},
-        volumes::csi::{AccessMode, CsiVolume, DriverRules},
+        volumes::{
+            csi::{AccessMode, CsiVolume, DriverRules},
+            in_tree,
+        },
     };
 
     fn source(handle: &str) -> Arc<PersistentSource> {
@@ -466,6 +484,24 @@ mod tests {
         );
         devices.staged(&wanted);
         assert_eq!(state(&devices, &node(&[], &[])), "Staged");
+    }
+
+    #[test]
+    fn without_the_controller_the_node_attaches_what_it_can() {
+        let (csi, pod) = (source("h"), PodUid::new("p"));
+        let target = serde_json::json!({"targetPortal": "1.2.3.4", "iqn": "iqn.2003-01.org.x:y", "lun": 1});
+        let volume = serde_json::json!({"name": "v", "iscsi": target});
+        let disk = in_tree::inline(&serde_json::from_value(volume).unwrap(), "default").unwrap().unwrap();
+        let disk = Arc::new(disk);
+        let mut devices = Devices::without_controller();
+        for wanted in [&csi, &disk] {
+            devices.want(&pod, wanted);
+        }
+        assert_eq!(devices.state(&csi, Some(&node(&["h"], &["h"])), now()), DeviceState::NeedsController);
+        assert_eq!(devices.state(&disk, Some(&node(&[], &[])), now()), DeviceState::Unstaged);
+        devices.look_due(now());
+        devices.listed(Vec::new());
+        assert_eq!(devices.in_use(Some(&node(&[], &[]))).unwrap().len(), 2, "upstream reports both all the same");
     }
 
     #[test]

@@ -203,6 +203,7 @@ impl Options {
             },
             eviction: self.eviction(),
             shutdown_groups: shutdown::groups(config, &self.gates),
+            attaches_by_controller: config.enable_controller_attach_detach,
             allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
             own_node: NodeObject::default(),
             cgroups: config.cgroups_per_qos.then(|| CgroupSettings {

@@ -28,7 +28,11 @@ fn resolved(driver: &serde_json::Value) -> Result<Facts, EffectError> {
 
 /// A pod that waits for its volume to be attached.
 fn waiting_for_attachment(driver: &serde_json::Value) -> TestAgent {
-    let mut test = TestAgent::new(Settings::for_node("node"));
+    waiting_on(Settings::for_node("node"), driver)
+}
+
+fn waiting_on(settings: Settings, driver: &serde_json::Value) -> TestAgent {
+    let mut test = TestAgent::new(settings);
     test.config(&[claiming("u1")]);
     test.runtime_is_up(&[]);
     test.inspected("sandbox gone");
@@ -73,4 +77,17 @@ fn attach_limit_is_not_asked_for_without_a_period() {
     let mut test = waiting_for_attachment(&serde_json::json!({}));
     assert!(!asks_for_the_limit(&mut test, 1_000));
     assert_eq!(test.lifecycle("u1"), "Syncing");
+}
+
+#[test]
+fn driver_volume_fails_to_attach_without_the_controller() {
+    let settings = Settings { sources: vec![Source::File, Source::Api], ..Settings::for_node("node") };
+    let mut test = waiting_on(Settings { attaches_by_controller: false, ..settings }, &serde_json::json!({}));
+    assert_eq!(test.events, ["FailedAttachVolume"]);
+    test.at_secs += 300;
+    test.handle(Event::Due);
+    assert_eq!(test.events.len(), 1, "it is said once");
+    let steps = test.agent.snapshot().pods[&PodUid::new("u1")].steps.clone();
+    let is_told = |text: &str| text.contains("volume v, which only the attach/detach controller can attach");
+    assert!(steps.iter().any(|step| is_told(&step.detail)), "{steps:?}");
 }
