@@ -21,18 +21,18 @@ use crate::{
     time::Now,
     volumes::{
         claims::{self, PersistentSource},
-        devices::{Device, DeviceName, DeviceState, Devices},
+        devices::{Device, DeviceName, DeviceOptions, DeviceState, Devices},
     },
 };
 
 impl Agent {
-    pub(super) fn stage_device(&mut self, source: Arc<PersistentSource>, now: Now) {
+    pub(super) fn stage_device(&mut self, source: Arc<PersistentSource>, options: DeviceOptions, now: Now) {
         let Some(device) = Device::of(&source) else { return };
         let subject = Subject::Device(DeviceName::of(&device));
         if !self.outbox.flights.contains(&subject) {
             let reason = "a pod needs it".to_owned();
             self.node.devices.begin_stage(&source);
-            self.outbox.send(subject, VolumeOp::Stage { source }, reason, &self.settings, now);
+            self.outbox.send(subject, VolumeOp::Stage { source, options }, reason, &self.settings, now);
         }
     }
 
@@ -80,8 +80,8 @@ impl Agent {
     pub(super) fn device_done(&mut self, name: &DeviceName, op: &Op, result: Result<Facts, EffectError>, now: Now) {
         let users = self.node.devices.users(name);
         match (op, result) {
-            (Op::Volume(VolumeOp::Stage { source }), Ok(_)) => self.node.devices.staged(source),
-            (Op::Volume(VolumeOp::Stage { source }), Err(error)) => {
+            (Op::Volume(VolumeOp::Stage { source, .. }), Ok(_)) => self.node.devices.staged(source),
+            (Op::Volume(VolumeOp::Stage { source, .. }), Err(error)) => {
                 for uid in &users {
                     let Some(record) = self.records.get(uid) else { continue };
                     let message =

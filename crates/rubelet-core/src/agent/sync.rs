@@ -227,8 +227,8 @@ impl Agent {
                 self.send_image_steps(steps, now);
             }
         }
-        for source in plan.devices {
-            self.stage_device(source, now);
+        for (source, options) in plan.devices {
+            self.stage_device(source, options, now);
         }
         if plan.is_over {
             let grace_secs = self.records[uid].grace_secs();

@@ -10,7 +10,7 @@ use crate::{
     id::{PodRef, PodUid},
     volumes::{
         claims::{PersistentKind, PersistentSource},
-        devices::{Device, DeviceName},
+        devices::{Device, DeviceName, DeviceOptions},
     },
 };
 
@@ -19,7 +19,7 @@ pub enum VolumeOp {
     /// Finds the persistent volume that a volume of the pod claims.
     Resolve { pod: Arc<Pod>, volume: String },
     /// Stages the device of a volume, for all pods that use it.
-    Stage { source: Arc<PersistentSource> },
+    Stage { source: Arc<PersistentSource>, options: DeviceOptions },
     /// Undoes that after the last of them.
     Unstage { device: Device },
     /// Finds out whether a volume is not attached because the node has as many as its driver can have here. If so, the driver is
@@ -45,7 +45,7 @@ impl VolumeOp {
     pub(super) fn properties(&self) -> Properties {
         match self {
             VolumeOp::Resolve { .. } => Properties::look("ResolveClaim").lasting(Deadline::Api).aborted(),
-            VolumeOp::Stage { source } => Properties::disk("StageDevice").lasting(match source.kind {
+            VolumeOp::Stage { source, .. } => Properties::disk("StageDevice").lasting(match source.kind {
                 PersistentKind::Csi(_) => Deadline::Driver,
                 // A large disk may have to be formatted or checked.
                 PersistentKind::HostPath { .. }
@@ -79,7 +79,7 @@ impl VolumeOp {
                 format!("{}/{volume}", PodRef::of(pod))
             }
             VolumeOp::CheckAttachLimit { pod, volume, .. } => format!("{pod}/{volume}"),
-            VolumeOp::Stage { source } => source.name.clone(),
+            VolumeOp::Stage { source, .. } => source.name.clone(),
             VolumeOp::Unstage { device } => DeviceName::of(device).to_string(),
             VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
             VolumeOp::TearDown(place) => place.pod.to_string(),

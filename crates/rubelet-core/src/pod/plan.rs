@@ -24,7 +24,7 @@ use crate::{
         status::{PodFailure, Waiting},
     },
     time::{Now, Uptime},
-    volumes::claims::PersistentSource,
+    volumes::{claims::PersistentSource, devices::DeviceOptions},
 };
 
 /// The input of a plan: the record and its flights.
@@ -66,7 +66,7 @@ pub struct Plan {
     /// No container is about to start, so the images of its volumes are needed no longer.
     pub image_volumes_settled: bool,
     /// Volumes whose devices are to be staged.
-    pub devices: Vec<Arc<PersistentSource>>,
+    pub devices: Vec<(Arc<PersistentSource>, DeviceOptions)>,
     /// Containers that may not start yet, and why.
     pub waiting: BTreeMap<String, Waiting>,
     pub events: Vec<EventRecord>,

@@ -38,7 +38,7 @@ use crate::{
     volumes::{
         self,
         claims::{self, PersistentSource},
-        devices::{DeviceState, Devices},
+        devices::{DeviceOptions, DeviceState, Devices},
     },
 };
 
@@ -448,7 +448,10 @@ fn is_device_ready(
             );
             wait_with_event(&record, WaitsFor::Controller(name), event_reasons::FAILED_ATTACH_VOLUME, message, plan);
         }
-        DeviceState::Unstaged => plan.devices.push(source.clone()),
+        DeviceState::Unstaged => {
+            let options = DeviceOptions { group: volumes::fs_group(record.spec()) };
+            plan.devices.push((source.clone(), options));
+        }
         DeviceState::Failed(failure) => {
             plan.wake_by(failure.retry_at);
             plan.wait_for(WaitsFor::Device { volume: name, message: failure.message.clone() });

@@ -125,6 +125,13 @@ impl Device {
     }
 }
 
+/// What the pod for which a device is staged asks of it. Other pods get it as it is, as upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceOptions {
+    /// Its fsGroup, for drivers that apply it themselves.
+    pub group: Option<u32>,
+}
+
 /// A device as found on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundDevice {

@@ -41,6 +41,8 @@ mod nfs;
 mod ownership;
 mod persistent;
 mod scsi;
+#[cfg(test)]
+mod testing;
 
 /// Upstream's words. Its gate cannot be turned on any more.
 const GIT_REPO_DISABLED: &str = "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`";
@@ -52,8 +54,8 @@ pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, Effec
     match op {
         VolumeOp::Resolve { pod, volume } => claim::resolve(world, pod, volume).await,
         VolumeOp::CheckAttachLimit { source, .. } => attachment::check_limit(world, source).await,
-        VolumeOp::Stage { source } => match &source.kind {
-            PersistentKind::Csi(volume) => csi::stage(world, source, volume).await,
+        VolumeOp::Stage { source, options } => match &source.kind {
+            PersistentKind::Csi(volume) => csi::stage(world, source, volume, options).await,
             PersistentKind::Local(volume) => local::stage(world, source, volume).await,
             PersistentKind::Iscsi(volume) => iscsi::stage(world, source, volume).await,
             PersistentKind::Fc(volume) => fc::stage(world, source, volume).await,

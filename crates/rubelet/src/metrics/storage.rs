@@ -126,7 +126,7 @@ impl StorageMetrics {
         let took = now.uptime.since(began);
         match op {
             // A volume whose device cannot be staged is not mounted; if it is staged, the mount follows.
-            Op::Volume(VolumeOp::Stage { source }) if result.is_err() => {
+            Op::Volume(VolumeOp::Stage { source, .. }) if result.is_err() => {
                 self.ended(&source.plugin(), StorageOperation::Mount, false, took);
             }
             Op::Volume(VolumeOp::Expand { source, .. }) => {

@@ -21,7 +21,7 @@ use rubelet_core::{
         self,
         claims::{CSI_PLUGIN, PersistentSource},
         csi::{AccessMode, CsiLifecycle, CsiVolume, SecretName},
-        devices::CsiDevice,
+        devices::{CsiDevice, DeviceOptions},
         files::Token,
     },
 };
@@ -105,7 +105,12 @@ pub(super) fn devices_dir(world: &World) -> PathBuf {
     world.paths.root_dir.join("plugins/kubernetes.io/csi")
 }
 
-pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &CsiVolume) -> Result<Facts, EffectError> {
+pub(super) async fn stage(
+    world: &World,
+    source: &PersistentSource,
+    volume: &CsiVolume,
+    options: &DeviceOptions,
+) -> Result<Facts, EffectError> {
     let device = CsiDevice::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
     let DevicePlace { staging: staging_path, data: data_dir, all } = device_place(world, &device)?;
     let client = client(world, &volume.driver)?;
@@ -127,7 +132,7 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Csi
     if !capabilities.stage_unstage {
         return Ok(Facts::Nothing);
     }
-    let access = access(volume, &capabilities, None);
+    let access = access(volume, &capabilities, options.group);
     let (handle, volume_context) = (volume.handle.clone(), volume.attributes.clone());
     let request =
         StageVolume { handle, staging_path: staging_path.clone(), access, publish_context, volume_context, secrets };
@@ -214,12 +219,11 @@ pub(super) async fn publish_request(
         None => None,
     };
     let group = owner.pod.spec.as_ref().and_then(volumes::fs_group);
-    let delegated = group.filter(|_| capabilities.volume_mount_group);
     Ok(PublishVolume {
         handle: volume.handle.clone(),
         staging_path,
         target_path: target_path.to_owned(),
-        access: access(volume, capabilities, delegated.map(i64::from)),
+        access: access(volume, capabilities, group),
         read_only: source.read_only || volume.read_only,
         publish_context,
         volume_context,
@@ -327,11 +331,8 @@ pub(super) fn called(what: &str, error: &CsiError) -> EffectError {
     EffectError { kind, message: format!("kubernetes.io/csi: {what}: {error}") }
 }
 
-pub(super) fn access(
-    volume: &CsiVolume,
-    capabilities: &NodeCapabilities,
-    volume_mount_group: Option<i64>,
-) -> VolumeAccess {
+/// `group`: the pod's fsGroup, which the driver is told if it applies it itself.
+pub(super) fn access(volume: &CsiVolume, capabilities: &NodeCapabilities, group: Option<u32>) -> VolumeAccess {
     let single = capabilities.single_node_multi_writer;
     let mode = match volume.access_mode {
         AccessMode::ReadWriteOnce if single => CsiAccessMode::SingleNodeMultiWriter,
@@ -344,6 +345,7 @@ pub(super) fn access(
         return VolumeAccess { mode, access_type: AccessType::Block };
     }
     let (fs_type, mount_flags) = (volume.fs_type.clone(), volume.mount_options.clone());
+    let volume_mount_group = group.filter(|_| capabilities.volume_mount_group).map(i64::from);
     VolumeAccess { mode, access_type: AccessType::Mount { fs_type, mount_flags, volume_mount_group } }
 }
 
@@ -410,4 +412,27 @@ pub(super) async fn read_data(world: &World, dir: &Path) -> Result<Option<Volume
     let text = text.map_err(|error| failure::io("read", &path, &error))?;
     let data: VolumeData = serde_json::from_slice(&text).map_err(|error| failure::io("parse", &path, &error))?;
     Ok(Some(data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effects::volume::testing::{FakeDriver, Fixture, csi_source, pod_on};
+
+    #[tokio::test]
+    async fn driver_that_applies_the_group_is_told_it_at_staging_too() {
+        let applies = NodeCapabilities { stage_unstage: true, volume_mount_group: true, ..Default::default() };
+        let leaves_it = NodeCapabilities { volume_mount_group: false, ..applies };
+        for (capabilities, group) in [(applies, "4321"), (leaves_it, "-")] {
+            let fixture = Fixture::with(FakeDriver::able_to(capabilities)).await;
+            let source = csi_source(&json!({"fsType": "ext4"}), false);
+            let pod = pod_on(&json!({"securityContext": {"fsGroup": 4321}}));
+            fixture.stage(&source, DeviceOptions { group: Some(4321) }).await.unwrap();
+            fixture.set_up(&pod, &source).await.unwrap();
+            let calls = [format!("stage h group {group} flags []"), format!("publish h group {group} flags []")];
+            assert_eq!(fixture.calls(), calls);
+            let owner = fixture.group_of(&source);
+            assert_eq!(owner == Some(4321), group == "-", "either the driver or the agent applies it: {owner:?}");
+        }
+    }
 }
