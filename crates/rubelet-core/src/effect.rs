@@ -3,7 +3,12 @@
 //! Owns: the closed set of effects, as plain data. Never: how they are done (`rubelet/src/effects/`).
 //! An effect may be lost, late or doubled; it decides nothing, has a deadline, and reports with `Event::Done`.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -16,7 +21,7 @@ use crate::{
     observation::{Listing, PodFacts, Remains, RuntimeStatus},
     op::Op,
     probes::ProbeOutcome,
-    volumes::{claims::PersistentSource, devices::FoundDevice, expansion::Expanded},
+    volumes::{claims::PersistentSource, devices::FoundDevice, expansion::Expanded, teardown::PodVolume},
 };
 
 /// Ties a result to its effect. Unique within one process.
@@ -102,6 +107,8 @@ pub enum Facts {
     LeftoverTask {
         error: String,
     },
+    /// The volumes of a terminated pod, each of which is unmounted by an operation of its own.
+    MountedVolumes(BTreeSet<PodVolume>),
     /// What is left of a terminated pod after a removal step.
     Remains(Remains),
     /// Names of the cgroups below the QoS cgroups, of pods or not.

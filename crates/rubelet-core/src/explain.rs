@@ -159,7 +159,8 @@ fn volumes(record: &PodRecord, now: Now) -> Step {
         (Preparation::Nothing, None) if uses_volumes => (StepState::Done, "in use since before the agent started"),
         (Preparation::Nothing, None) => (StepState::Pending, "nothing is set up yet"),
     };
-    failing(record, &PodSubject::Pod, step("volumes", state, detail.to_owned()), now)
+    let step = failing(record, &PodSubject::Pod, step("volumes", state, detail.to_owned()), now);
+    failing_unmount(record, step, now)
 }
 
 fn sandbox(record: &PodRecord, now: Now) -> Step {
@@ -277,7 +278,15 @@ fn status_step(record: &PodRecord, status: &PodStatus) -> Step {
     step("status", state, detail)
 }
 
-/// The step with the last failure of its subject, if there is one.
+/// With the error of the first volume that cannot be unmounted.
+fn failing_unmount(record: &PodRecord, step: Step, now: Now) -> Step {
+    let mut subjects = record.mounted.iter().map(|volume| PodSubject::Unmount(volume.clone()));
+    match subjects.find(|subject| record.failures.contains_key(subject)) {
+        Some(subject) => failing(record, &subject, step, now),
+        None => step,
+    }
+}
+
 /// With the error of the first volume that failed.
 fn failing_volume(record: &PodRecord, missing: &[&str], step: Step, now: Now) -> Step {
     let mut subjects = missing.iter().map(|name| PodSubject::Volume((*name).to_owned()));
@@ -287,6 +296,7 @@ fn failing_volume(record: &PodRecord, missing: &[&str], step: Step, now: Now) ->
     }
 }
 
+/// The step with the last failure of its subject, if there is one.
 fn failing(record: &PodRecord, subject: &PodSubject, step: Step, now: Now) -> Step {
     match record.failures.get(subject) {
         Some(failure) => Step {

@@ -17,7 +17,7 @@ use crate::{
     op::{ContainerOp, Op},
     probes::{ProbeKind, exec_slots::ExecSlots},
     time::{Now, Uptime},
-    volumes::devices::DeviceName,
+    volumes::{devices::DeviceName, teardown::PodVolume},
 };
 
 /// The shell returns a result before the deadline; if that result is lost, the agent stops waiting this long after it.
@@ -42,6 +42,8 @@ pub enum PodSubject {
     Pod,
     /// The volume of this name in the spec.
     Volume(String),
+    /// The end of one volume.
+    Unmount(PodVolume),
     /// Refreshing volumes that are set up, which blocks nothing else.
     Volumes,
     /// A container name: the starts and stops of all attempts together.
@@ -58,6 +60,7 @@ impl PodSubject {
         match self {
             PodSubject::Pod
             | PodSubject::Volume(_)
+            | PodSubject::Unmount(_)
             | PodSubject::Volumes
             | PodSubject::Container(_)
             | PodSubject::Removal(_) => true,

@@ -34,6 +34,7 @@ use crate::{
     volumes::{
         self,
         claims::{ClaimRef, PersistentSource},
+        teardown::PodVolume,
     },
 };
 
@@ -354,6 +355,8 @@ pub struct PodRecord {
     pub refresh_at: Option<Uptime>,
     /// What the last release step found to be left of the pod; `None` before the first.
     pub remains: Option<Remains>,
+    /// After its end: the volumes that are still to be unmounted, each for itself.
+    pub mounted: BTreeSet<PodVolume>,
     /// Why the node rejected it; such a pod has failed and never starts.
     pub rejected: Option<PodFailure>,
     /// Sandboxes that were stopped, which released their network.
@@ -384,6 +387,7 @@ impl PodRecord {
             volumes: BTreeMap::new(),
             refresh_at: None,
             remains: None,
+            mounted: BTreeSet::new(),
             rejected: None,
             stopped_sandboxes: BTreeSet::new(),
             wake_at: None,

@@ -170,6 +170,7 @@ impl Agent {
                     PodSubject::Look | PodSubject::Probe(..) => false,
                     PodSubject::Pod
                     | PodSubject::Volume(_)
+                    | PodSubject::Unmount(_)
                     | PodSubject::Volumes
                     | PodSubject::Container(_)
                     | PodSubject::Removal(_) => flight.op.at_pod_end() == AtPodEnd::Abort || outlasts(flight, asked),

@@ -139,12 +139,15 @@ pub(super) fn note_step(devices: &mut Devices, uid: &PodUid, op: &Op, result: &R
             devices.distrust(source);
         }
         (VolumeOp::TearDown(_), Ok(Facts::Remains(remains))) if *remains > Remains::Volumes => devices.release(uid),
+        // It need not wait for the pod's other volumes.
+        (VolumeOp::Unmount { volume, .. }, Ok(_)) => devices.release_volume(uid, &volume.name),
         (
             VolumeOp::Resolve { .. }
             | VolumeOp::CheckAttachLimit { .. }
             | VolumeOp::SetUp { .. }
             | VolumeOp::Refresh { .. }
             | VolumeOp::Expand { .. }
+            | VolumeOp::Unmount { .. }
             | VolumeOp::TearDown(_)
             | VolumeOp::Stage { .. }
             | VolumeOp::Unstage { .. },

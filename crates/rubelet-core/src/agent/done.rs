@@ -179,6 +179,7 @@ impl Agent {
             }
             PodSubject::Pod
             | PodSubject::Volume(_)
+            | PodSubject::Unmount(_)
             | PodSubject::Volumes
             | PodSubject::Container(_)
             | PodSubject::Removal(_) => {
@@ -397,6 +398,8 @@ fn apply_result(
     }
     match (&flight.op, &result) {
         (_, Ok(Facts::Remains(remains))) => record.remains = Some(*remains),
+        (_, Ok(Facts::MountedVolumes(mounted))) => record.mounted.clone_from(mounted),
+        (Op::Volume(VolumeOp::Unmount { volume, .. }), Ok(_)) => drop(record.mounted.remove(volume)),
         (Op::Volume(VolumeOp::Resolve { volume, .. }), Ok(Facts::Volume(source))) => {
             record.volumes.entry(volume.clone()).or_default().resolved(source);
         }
@@ -435,7 +438,7 @@ fn apply_result(
     }
     let known = record.failures.get(subject);
     let failure = match subject {
-        PodSubject::Volume(_) => Failure::of_volume(known, error.message.clone(), now),
+        PodSubject::Volume(_) | PodSubject::Unmount(_) => Failure::of_volume(known, error.message.clone(), now),
         _ => Failure::after(known, error.message.clone(), now),
     };
     record.failures.insert(subject.clone(), Failure { cure: Cure::of(&flight.op, &error), ..failure });
@@ -467,6 +470,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
             | VolumeOp::Stage { .. }
             | VolumeOp::Unstage { .. }
             | VolumeOp::Refresh { .. }
+            | VolumeOp::Unmount { .. }
             | VolumeOp::TearDown(_),
         )
         | Op::Node(_)
@@ -549,7 +553,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) => {
             vec![about_pod(event_reasons::FAILED_TO_KILL_POD, format!("error killing pod: {}", error.message))]
         }
-        Op::Volume(VolumeOp::TearDown(_)) => {
+        Op::Volume(VolumeOp::Unmount { .. } | VolumeOp::TearDown(_)) => {
             vec![about_pod(event_reasons::FAILED_UNMOUNT_VOLUME, error.message.clone())]
         }
         // Retried until it works; the log has every attempt.

@@ -130,7 +130,8 @@ fn sub_path_place(
     settings: &Settings,
 ) -> PathBuf {
     let dir = pod_dir(&settings.root_dir, &order.uid).join("volume-subpaths");
-    dir.join(&mount.name).join(&container.name).join(index.to_string())
+    let volume = order.claimed.get(&mount.name).map_or(&mount.name, |source| &source.name);
+    dir.join(volume).join(&container.name).join(index.to_string())
 }
 
 /// A container that mounts something over `/etc/hosts` gets no hosts file.

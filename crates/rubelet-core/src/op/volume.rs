@@ -11,6 +11,7 @@ use crate::{
     volumes::{
         claims::{PersistentKind, PersistentSource},
         devices::{Device, DeviceName, DeviceOptions},
+        teardown::PodVolume,
     },
 };
 
@@ -37,7 +38,10 @@ pub enum VolumeOp {
     Expand { pod: Arc<Pod>, uid: PodUid, volume: String, source: Arc<PersistentSource> },
     /// Refreshes the volumes with API content; leaves the others alone.
     Refresh { pod: Arc<Pod>, uid: PodUid },
-    /// Unmounts and removes the pod's volumes.
+    /// Unmounts and removes one volume of a pod that has ended.
+    Unmount { pod: PodRef, volume: PodVolume },
+    /// Unmounts and removes the pod's volumes and what belongs to none of them. If one of them may keep the others waiting, it
+    /// only finds out which there are (`Facts::MountedVolumes`).
     TearDown(PodPlace),
 }
 
@@ -67,6 +71,7 @@ impl VolumeOp {
             VolumeOp::SetUp { claimed: None, .. } => Properties::disk("SetUpVolume").aborted(),
             VolumeOp::Expand { .. } => Properties::disk("ExpandVolume").lasting(Deadline::Driver),
             VolumeOp::Refresh { .. } => Properties::disk("RefreshVolumes").aborted().upkeep(),
+            VolumeOp::Unmount { .. } => Properties::disk("UnmountVolume").lasting(Deadline::Driver),
             VolumeOp::TearDown(_) => Properties::disk("TearDownVolumes").lasting(Deadline::Driver),
         }
     }
@@ -82,6 +87,7 @@ impl VolumeOp {
             VolumeOp::Stage { source, .. } => source.name.clone(),
             VolumeOp::Unstage { device } => DeviceName::of(device).to_string(),
             VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
+            VolumeOp::Unmount { pod, volume } => format!("{pod}/{volume}"),
             VolumeOp::TearDown(place) => place.pod.to_string(),
         }
     }

@@ -78,6 +78,8 @@ pub fn ended(
         stop_everything(record, facts, None, &mut plan, now);
     } else if !record.is_released() && record.flights.has_volumes() {
         plan.wait_for(WaitsFor::StepUnderWay);
+    } else if !record.is_released() && !record.mounted.is_empty() {
+        unmount_volumes(record, &mut plan, now);
     } else if !record.is_released() {
         let (op, waits_for) = next_release(record.remains, place);
         pod_step(record, op, waits_for, &mut plan, now);
@@ -123,6 +125,18 @@ pub fn ended(
         }
     }
     plan
+}
+
+/// Side by side: one that hangs or fails delays no other.
+fn unmount_volumes(record: PodState<'_>, plan: &mut Plan, now: Now) {
+    for volume in &record.mounted {
+        let subject = PodSubject::Unmount(volume.clone());
+        if !record.is_busy(&subject, now) {
+            let op = VolumeOp::Unmount { pod: record.id.clone(), volume: volume.clone() };
+            plan.step(subject, op, "the pod has ended");
+        }
+    }
+    plan.wait_for(WaitsFor::VolumesToTearDown);
 }
 
 /// What the pod still holds on the node. While unknown, volumes are torn down first: that is safe to repeat.

@@ -179,6 +179,7 @@ fn show_op(op: &Op) -> String {
         Op::Volume(VolumeOp::Expand { volume, .. }) => format!("expand volume {volume}"),
         Op::Volume(VolumeOp::SetUp { volume, .. }) => format!("set up volume {volume}"),
         Op::Volume(VolumeOp::Refresh { .. }) => "refresh volumes".to_owned(),
+        Op::Volume(VolumeOp::Unmount { volume, .. }) => format!("unmount volume {volume}"),
         Op::Volume(VolumeOp::TearDown(_)) => "tear down volumes".to_owned(),
         Op::Pod(PodOp::RemoveDir(_)) => "remove pod directory".to_owned(),
         Op::Pod(PodOp::RemoveLogDir(place)) => format!("remove logs {}", place.log_dir_name()),

@@ -110,6 +110,11 @@ impl Device {
         }
     }
 
+    /// Containers get it as a device.
+    pub fn is_block(&self) -> bool {
+        matches!(self, Device::Csi(CsiDevice { block: Some(_), .. }))
+    }
+
     /// The name of its plugin in metrics.
     pub fn plugin(&self) -> String {
         match self {
@@ -228,16 +233,30 @@ impl Devices {
     pub fn release(&mut self, pod: &PodUid) {
         let names = self.by_pod.remove(pod);
         for name in names.iter().flatten() {
-            if let Some(wanted) = self.wanted.get_mut(name) {
-                wanted.pods.retain(|other| other != pod);
-                if wanted.pods.is_empty() {
-                    self.wanted.remove(name);
-                }
-            }
+            self.drop_user(name, pod);
         }
         let has_devices = self.found.as_ref().is_none_or(|found| !found.is_empty());
         if names.is_some() || has_devices {
             self.request_look();
+        }
+    }
+
+    /// One of the pod's volumes is unmounted, which is called so in its directory.
+    pub fn release_volume(&mut self, pod: &PodUid, volume: &str) {
+        let Some(names) = self.by_pod.get_mut(pod) else { return };
+        let is_it = |name: &DeviceName| self.wanted.get(name).is_some_and(|wanted| wanted.source.name == volume);
+        let Some(name) = names.iter().find(|name| is_it(name)).cloned() else { return };
+        names.remove(&name);
+        self.drop_user(&name, pod);
+        self.request_look();
+    }
+
+    fn drop_user(&mut self, name: &DeviceName, pod: &PodUid) {
+        if let Some(wanted) = self.wanted.get_mut(name) {
+            wanted.pods.retain(|other| other != pod);
+            if wanted.pods.is_empty() {
+                self.wanted.remove(name);
+            }
         }
     }
 
@@ -532,6 +551,21 @@ mod tests {
         assert_eq!(unstaged_now(&devices), ["kubernetes.io/csi/d^h"]);
         devices.want(&pods[0], &source("h"));
         assert!(unstaged_now(&devices).is_empty(), "a pod wants it again");
+    }
+
+    #[test]
+    fn device_is_released_before_the_pods_other_volumes_are_unmounted() {
+        let (mut devices, pod) = (Devices::default(), PodUid::new("p"));
+        devices.look_due(now());
+        devices.listed(Vec::new());
+        for handle in ["a", "hangs"] {
+            devices.want(&pod, &source(handle));
+        }
+        devices.release_volume(&pod, "pv-a");
+        assert!(devices.look_due(now()));
+        devices.listed(vec![found("a", &[]), found("hangs", &["p"])]);
+        assert_eq!(unstaged_now(&devices), ["kubernetes.io/csi/d^a"]);
+        assert_eq!(devices.users(&DeviceName::of(&device("hangs"))), [pod]);
     }
 
     #[test]

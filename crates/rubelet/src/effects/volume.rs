@@ -9,11 +9,10 @@ use std::{io, path::Path};
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
-    id::{PodRef, PodUid},
-    observation::Remains,
+    id::PodUid,
     op::VolumeOp,
     volumes::{
-        self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeSource, VolumeToMount,
+        self, HostPathType, Medium, VolumeSource, VolumeToMount,
         claims::{PersistentKind, PersistentSource},
         devices::Device,
     },
@@ -21,10 +20,15 @@ use rubelet_core::{
 use rubelet_host::port::FileKind;
 
 use self::files::Owner;
-use super::{directories::component, failure, remains};
-use crate::{metrics::storage::StorageOperation, world::World};
+use super::{directories::component, failure};
+use crate::{
+    metrics::storage::{self, StorageOperation},
+    world::World,
+};
 
 pub use self::devices::list_devices;
+#[cfg(test)]
+pub use self::teardown::tear_down_volumes;
 
 mod attachment;
 mod block;
@@ -41,6 +45,7 @@ mod nfs;
 mod ownership;
 mod persistent;
 mod scsi;
+mod teardown;
 #[cfg(test)]
 mod testing;
 
@@ -72,10 +77,8 @@ pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, Effec
         }
         VolumeOp::Expand { uid, source, .. } => expansion::expand(world, uid, source).await,
         VolumeOp::Refresh { pod, uid } => refresh_volumes(world, pod, uid).await,
-        VolumeOp::TearDown(place) => {
-            let removal = tear_down_volumes(world, &place.pod);
-            remains::after(world, place, Remains::Volumes, removal).await
-        }
+        VolumeOp::Unmount { pod, volume } => teardown::unmount(world, &pod.uid, volume).await,
+        VolumeOp::TearDown(place) => teardown::tear_down(world, place).await,
     }
 }
 
@@ -91,7 +94,9 @@ pub async fn set_up_volume(
     let owner = Owner { pod, uid, dir: &pod_dir };
     if let Some(source) = claimed {
         let setup = persistent::set_up(world, &owner, source);
-        return measured(world, &source.name, Some(&source.plugin()), setup).await.map(|()| Facts::Nothing);
+        let plugin = source.plugin();
+        let operation = Some((&*plugin, storage::mount_of(source)));
+        return measured(world, &source.name, operation, setup).await.map(|()| Facts::Nothing);
     }
     let mut volumes = volumes::volumes_to_mount(pod);
     volumes.retain(|known| known.name == volume);
@@ -111,7 +116,8 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMoun
     let mut failures = Vec::new();
     for volume in volumes {
         let setup = set_up(world, owner, &volume);
-        failures.extend(measured(world, &volume.name, volume.source.plugin(), setup).await.err());
+        let operation = volume.source.plugin().map(|plugin| (plugin, StorageOperation::Mount));
+        failures.extend(measured(world, &volume.name, operation, setup).await.err());
     }
     let Some(first) = failures.first() else { return Ok(Facts::Nothing) };
     let is_one_kind = failures.iter().all(|failure| failure.kind == first.kind);
@@ -124,43 +130,19 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMoun
 async fn measured(
     world: &World,
     name: &str,
-    plugin: Option<&str>,
+    operation: Option<(&str, StorageOperation)>,
     setup: impl Future<Output = Result<(), EffectError>>,
 ) -> Result<(), EffectError> {
     let began = world.clock.now().uptime;
     let done = setup.await;
-    if let Some(plugin) = plugin {
+    if let Some((plugin, operation)) = operation {
         let took = world.clock.now().uptime.since(began);
-        world.metrics.storage.ended(plugin, StorageOperation::Mount, done.is_ok(), took);
+        world.metrics.storage.ended(plugin, operation, done.is_ok(), took);
     }
     done.map_err(|error| {
         let message = format!("MountVolume.SetUp failed for volume {name:?} : {error}");
         EffectError { message, ..error }
     })
-}
-
-pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<(), EffectError> {
-    component(pod.uid.as_str())?;
-    let pod_dir = world.paths.pod_dir(&pod.uid);
-    // The ready marks first: a partly removed volume must not look ready.
-    let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);
-    world.host.remove_tree(&marks).await.map_err(|error| failure::io("remove", &marks, &error))?;
-    unmount_below(world, &pod_dir.join("volume-subpaths")).await?;
-    let [files, devices] = <[_; 2]>::from(tokio::join!(
-        csi::unpublish_all(world, &pod_dir),
-        block::unpublish_all(world, &pod_dir, &pod.uid)
-    ));
-    csi::all_of(vec![files, devices])?;
-    unmount_below(world, &pod_dir.join("volumes")).await
-}
-
-/// Unmounts all that is below a directory, and removes it.
-async fn unmount_below(world: &World, dir: &Path) -> Result<(), EffectError> {
-    let mounts = world.host.mounts_below(dir).await;
-    for point in mounts.map_err(|error| failure::io("look for mounts below", dir, &error))? {
-        world.host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
-    }
-    world.host.remove_tree(dir).await.map_err(|error| failure::io("remove volumes", dir, &error))
 }
 
 async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Result<(), EffectError> {

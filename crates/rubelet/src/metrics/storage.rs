@@ -13,7 +13,7 @@ use rubelet_core::{
     op::{Op, VolumeOp},
     snapshot::{PodView, Snapshot},
     time::{Now, Uptime},
-    volumes,
+    volumes::{self, claims::PersistentSource},
 };
 
 use super::{
@@ -28,7 +28,12 @@ const STORAGE_BOUNDS: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0
 pub enum StorageOperation {
     /// One attempt; attaching and staging come before it.
     Mount,
+    Unmount,
     UnmountDevice,
+    /// The same of block volumes.
+    Map,
+    Unmap,
+    UnmapDevice,
     FsResize,
     VerifyControllerAttached,
     /// Giving a volume to the pod's `fsGroup`.
@@ -39,7 +44,11 @@ impl StorageOperation {
     fn name(self) -> &'static str {
         match self {
             StorageOperation::Mount => "volume_mount",
+            StorageOperation::Unmount => "volume_unmount",
             StorageOperation::UnmountDevice => "unmount_device",
+            StorageOperation::Map => "map_volume",
+            StorageOperation::Unmap => "unmap_volume",
+            StorageOperation::UnmapDevice => "unmap_device",
             StorageOperation::FsResize => "volume_fs_resize",
             StorageOperation::VerifyControllerAttached => "verify_controller_attached_volume",
             StorageOperation::ApplyAccessControl => "volume_apply_access_control",
@@ -127,13 +136,15 @@ impl StorageMetrics {
         match op {
             // A volume whose device cannot be staged is not mounted; if it is staged, the mount follows.
             Op::Volume(VolumeOp::Stage { source, .. }) if result.is_err() => {
-                self.ended(&source.plugin(), StorageOperation::Mount, false, took);
+                self.ended(&source.plugin(), mount_of(source), false, took);
             }
             Op::Volume(VolumeOp::Expand { source, .. }) => {
                 self.ended(&source.plugin(), StorageOperation::FsResize, result.is_ok(), took);
             }
             Op::Volume(VolumeOp::Unstage { device }) => {
-                self.ended(&device.plugin(), StorageOperation::UnmountDevice, result.is_ok(), took);
+                let operation =
+                    if device.is_block() { StorageOperation::UnmapDevice } else { StorageOperation::UnmountDevice };
+                self.ended(&device.plugin(), operation, result.is_ok(), took);
             }
             _ => {}
         }
@@ -189,6 +200,11 @@ impl StorageMetrics {
         self.force_cleaned.write(text);
         self.force_clean_errors.write(text);
     }
+}
+
+/// The operation that makes a persistent volume ready for a pod.
+pub(crate) fn mount_of(source: &PersistentSource) -> StorageOperation {
+    if source.is_block() { StorageOperation::Map } else { StorageOperation::Mount }
 }
 
 /// The plugins of the volumes that are set up now, and were not before.

@@ -45,6 +45,7 @@ pub(super) fn renewal_ended(
         | VolumeOp::Resolve { .. }
         | VolumeOp::Stage { .. }
         | VolumeOp::Unstage { .. }
+        | VolumeOp::Unmount { .. }
         | VolumeOp::TearDown(_) => None,
     }
 }

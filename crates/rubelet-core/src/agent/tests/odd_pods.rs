@@ -512,7 +512,7 @@ fn subject(op: &Op) -> Option<PodUid> {
         Op::Pod(PodOp::RemoveCgroup(place) | PodOp::RemoveDir(place) | PodOp::RemoveLogDir(place))
         | Op::Volume(VolumeOp::TearDown(place)) => place.pod.uid.clone(),
         Op::Volume(VolumeOp::Resolve { pod, .. }) => PodUid::of(pod),
-        Op::Volume(VolumeOp::CheckAttachLimit { pod, .. }) => pod.uid.clone(),
+        Op::Volume(VolumeOp::CheckAttachLimit { pod, .. } | VolumeOp::Unmount { pod, .. }) => pod.uid.clone(),
         Op::Volume(VolumeOp::SetUp { uid, .. } | VolumeOp::Expand { uid, .. } | VolumeOp::Refresh { uid, .. }) => {
             uid.clone()
         }

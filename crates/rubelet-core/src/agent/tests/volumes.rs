@@ -4,6 +4,7 @@ use super::*;
 use crate::volumes::{
     claims::{PersistentKind, PersistentSource},
     csi::{AccessMode, CsiVolume, DriverRules},
+    teardown::PodVolume,
 };
 
 /// A pod whose only volume is a claim.
@@ -90,4 +91,34 @@ fn driver_volume_fails_to_attach_without_the_controller() {
     let steps = test.agent.snapshot().pods[&PodUid::new("u1")].steps.clone();
     let is_told = |text: &str| text.contains("volume v, which only the attach/detach controller can attach");
     assert!(steps.iter().any(|step| is_told(&step.detail)), "{steps:?}");
+}
+
+#[test]
+fn volume_that_hangs_at_its_end_delays_no_other() {
+    let volume = |name: &str| PodVolume { plugin_dir: "kubernetes.io~csi".into(), name: name.into(), is_block: false };
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[]);
+    test.runtime_is_up(&[]);
+    test.answer("ListPodDirs", Ok(Facts::PodDirs { uids: vec![PodUid::new("old")], log_dirs: Vec::new() }));
+    test.inspected("sandbox gone");
+    let mounted = ["fails", "hangs", "quick"].map(volume);
+    test.answer("TearDownVolumes", Ok(Facts::MountedVolumes(BTreeSet::from(mounted))));
+    let left = |test: &TestAgent| test.in_flight.iter().filter(|(_, op)| op.name() == "UnmountVolume").count();
+    assert_eq!(left(&test), 3, "side by side");
+    test.answer("UnmountVolume", Err(EffectError { kind: ErrorKind::Retry, message: "busy".to_owned() }));
+    assert_eq!(left(&test), 2);
+    let is_quick = |op: &Op| matches!(op, Op::Volume(VolumeOp::Unmount { volume, .. }) if volume.name == "quick");
+    let quick = test.in_flight.iter().position(|(_, op)| is_quick(op)).unwrap();
+    let (id, _) = test.in_flight.remove(quick);
+    test.handle(Event::Done { id, result: Ok(Facts::Nothing) });
+    assert_eq!(left(&test), 1, "the one that hangs");
+    test.at_secs += 1;
+    test.handle(Event::Due);
+    assert_eq!(left(&test), 2, "the one that failed is tried again meanwhile");
+    test.answer("UnmountVolume", Ok(Facts::Nothing));
+    assert!(!test.pending().contains(&"TearDownVolumes"), "the pod's end waits for all");
+    test.answer("UnmountVolume", Ok(Facts::Nothing));
+    assert!(test.pending().contains(&"TearDownVolumes"));
+    test.answer("TearDownVolumes", Ok(Facts::Remains(Remains::PodDir)));
+    assert!(test.pending().contains(&"RemovePodDir"));
 }

@@ -6,12 +6,8 @@
 //! upstream does; those of upstream are released.
 //! Upstream: `csi_block.go`, `util/volumepathhandler`.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use futures_util::future::join_all;
 use rubelet_core::{
     effect::{EffectError, ErrorKind},
     id::PodUid,
@@ -26,7 +22,7 @@ use crate::{effects::failure, world::World};
 
 const DIR_MODE: u32 = 0o750;
 /// The directory of the links in a pod's directory, and that of the devices among the drivers'.
-const VOLUME_DEVICES: &str = "volumeDevices";
+pub(super) const VOLUME_DEVICES: &str = "volumeDevices";
 
 pub(super) fn devices_dir(world: &World) -> PathBuf {
     csi::devices_dir(world).join(VOLUME_DEVICES)
@@ -44,6 +40,11 @@ pub(super) fn links_dir(pod_dir: &Path) -> PathBuf {
 
 pub(super) fn publish_path(world: &World, volume: &str, pod: &PodUid) -> Result<PathBuf, EffectError> {
     Ok(devices_dir(world).join("publish").join(component(volume)?).join(component(pod.as_str())?))
+}
+
+/// The directory with the `vol_data.json` of a block volume.
+pub(super) fn data_dir(world: &World, volume: &str) -> Result<PathBuf, EffectError> {
+    Ok(devices_dir(world).join(component(volume)?).join("data"))
 }
 
 /// The place that upstream's agent expects to be mounted.
@@ -78,27 +79,8 @@ pub(super) async fn publish(
     host.bind_sub_path(dir, Path::new(name), &bound).await.map_err(|error| failure::io("mount at", &bound, &error))
 }
 
-/// Undoes what was published for the pod, by the drivers that did it.
-pub(super) async fn unpublish_all(world: &World, pod_dir: &Path, uid: &PodUid) -> Result<(), EffectError> {
-    let links = links_dir(pod_dir);
-    let entries = match world.host.list_dir(&links).await {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        Err(error) => return Err(failure::io("list", &links, &error)),
-    };
-    let ends = entries.into_iter().map(|entry| async move {
-        let undone = unpublish(world, pod_dir, uid, &entry.name).await;
-        undone.map_err(|error| EffectError {
-            message: format!("UnmapVolume.UnmapPodDevice failed for volume {:?} : {error}", entry.name),
-            ..error
-        })
-    });
-    csi::all_of(join_all(ends).await)?;
-    let dir = pod_dir.join(VOLUME_DEVICES);
-    world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove", &dir, &error))
-}
-
-async fn unpublish(world: &World, pod_dir: &Path, uid: &PodUid, volume: &str) -> Result<(), EffectError> {
+/// Undoes what was published for the pod, by the driver that did it.
+pub(super) async fn unpublish(world: &World, pod_dir: &Path, uid: &PodUid, volume: &str) -> Result<(), EffectError> {
     let host = &world.host;
     let bound = bound_path(world, volume, uid)?;
     let released = host.release_loop_devices(&bound).await;
@@ -111,7 +93,7 @@ async fn unpublish(world: &World, pod_dir: &Path, uid: &PodUid, volume: &str) ->
     host.remove_tree(&bound).await.map_err(|error| failure::io("remove", &bound, &error))?;
     let target = publish_path(world, volume, uid)?;
     // Without the file nothing was published: it is written before the first call, and removed after the last.
-    if let Some(data) = csi::read_data(world, &devices_dir(world).join(component(volume)?).join("data")).await? {
+    if let Some(data) = csi::read_data(world, &data_dir(world, volume)?).await? {
         let client = csi::client(world, &data.driver_name)?;
         let done = client.unpublish(&data.volume_handle, &target).await;
         done.map_err(|error| csi::called("blockMapper.UnmapPodDevice failed", &error))?;

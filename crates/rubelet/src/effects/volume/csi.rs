@@ -7,11 +7,9 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     path::{Path, PathBuf},
 };
 
-use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
@@ -29,7 +27,6 @@ use rubelet_csi::{
     AccessMode as CsiAccessMode, AccessType, Client, CsiError, NodeCapabilities, PublishVolume, Secrets, StageVolume,
     VolumeAccess,
 };
-use rubelet_host::port::FileKind;
 use rubelet_kube::port::ObjectPath;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -231,35 +228,8 @@ pub(super) async fn publish_request(
     })
 }
 
-/// Undoes what was published into the pod's directory, by the drivers that did it. A mount that stays is an error.
-pub(super) async fn unpublish_all(world: &World, pod_dir: &Path) -> Result<(), EffectError> {
-    let plugin_dir = pod_dir.join("volumes").join(CSI_PLUGIN);
-    let names = match world.host.list_dir(&plugin_dir).await {
-        Ok(entries) => entries.into_iter().filter(|entry| entry.kind == FileKind::Directory),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failure::io("list", &plugin_dir, &error)),
-    };
-    let plugin_dir = &plugin_dir;
-    let ends = names.map(|entry| async move {
-        let undone = unpublish(world, &plugin_dir.join(&entry.name)).await;
-        undone.map_err(|error| EffectError {
-            message: format!("UnmountVolume.TearDown failed for volume {:?} : {error}", entry.name),
-            ..error
-        })
-    });
-    all_of(join_all(ends).await)
-}
-
-/// One error of several.
-pub(super) fn all_of(results: Vec<Result<(), EffectError>>) -> Result<(), EffectError> {
-    let failures: Vec<_> = results.into_iter().filter_map(Result::err).collect();
-    let Some(first) = failures.first() else { return Ok(()) };
-    let kind = first.kind.clone();
-    let messages: Vec<_> = failures.into_iter().map(|failure| failure.message).collect();
-    Err(EffectError { kind, message: messages.join("; ") })
-}
-
-async fn unpublish(world: &World, dir: &Path) -> Result<(), EffectError> {
+/// Undoes what was published into the volume's directory, by the driver that did it. A mount that stays is an error.
+pub(super) async fn unpublish(world: &World, dir: &Path) -> Result<(), EffectError> {
     let all = [dir.join(MOUNT), dir.to_owned()];
     let Some(data) = read_data(world, dir).await? else {
         // Its call was never made: the file is written first, and removed last.

@@ -98,6 +98,7 @@ fn write_record(text: &mut String, record: &PodRecord) {
         volumes,
         refresh_at,
         remains,
+        mounted,
         rejected,
         stopped_sandboxes,
         wake_at,
@@ -109,7 +110,8 @@ fn write_record(text: &mut String, record: &PodRecord) {
         write!(text, "{subject:?}{retry_at:?}{count}{message}{cure:?}").expect("a string takes all");
     }
     write!(text, "{container_records:?}{instances:?}{probes:?}{failure:?}").expect("a string takes all");
-    write!(text, "{prepared:?}{volumes:?}{refresh_at:?}{remains:?}{rejected:?}").expect("a string takes all");
+    write!(text, "{prepared:?}{volumes:?}{refresh_at:?}{remains:?}{mounted:?}{rejected:?}")
+        .expect("a string takes all");
     write!(text, "{stopped_sandboxes:?}{wake_at:?}{waits_for:?}").expect("a string takes all");
     if let Some(facts) = facts {
         write_facts(text, facts);

@@ -360,6 +360,7 @@ impl World {
                 | VolumeOp::CheckAttachLimit { .. }
                 | VolumeOp::Stage { .. }
                 | VolumeOp::Unstage { .. }
+                | VolumeOp::Unmount { .. }
                 | VolumeOp::Expand { .. },
             ) => Ok(Facts::Nothing),
             Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }) => {

@@ -1,0 +1,214 @@
+//! The end of a pod's volumes.
+//!
+//! Owns: which volumes are in the pod's directory, and the end of each: parts of it that containers had, then the volume, by its
+//! driver if it has one. What is there counts, whoever made it. Never: ends a volume that may keep others waiting in one
+//! operation with them.
+//! Upstream: `UnmountVolume`, `UnmapVolume`, `CleanSubPaths`, `cleanupOrphanedPodDirs`.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    path::{Path, PathBuf},
+};
+
+use rubelet_core::{
+    effect::{EffectError, Facts},
+    id::PodUid,
+    observation::Remains,
+    op::PodPlace,
+    volumes::{EMPTY_DIR_PLUGIN, claims::CSI_PLUGIN, teardown::PodVolume},
+};
+use rubelet_host::port::FileKind;
+
+use super::{block, component, csi};
+use crate::{
+    effects::{failure, remains},
+    metrics::storage::StorageOperation,
+    world::World,
+};
+
+const VOLUMES: &str = "volumes";
+const SUB_PATHS: &str = "volume-subpaths";
+
+pub(super) async fn tear_down(world: &World, place: &PodPlace) -> Result<Facts, EffectError> {
+    let uid = &place.pod.uid;
+    let pod_dir = pod_dir(world, uid)?;
+    // The ready marks first: a partly removed volume must not look ready.
+    let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);
+    world.host.remove_tree(&marks).await.map_err(|error| failure::io("remove", &marks, &error))?;
+    let mounted = mounted(world, &pod_dir).await?;
+    if !mounted.iter().all(PodVolume::is_local) {
+        return Ok(Facts::MountedVolumes(mounted));
+    }
+    let removal = async {
+        unmount_below(world, &pod_dir.join(SUB_PATHS)).await?;
+        for volume in &mounted {
+            measured(world, uid, volume).await?;
+        }
+        for dir in [block::VOLUME_DEVICES, VOLUMES] {
+            unmount_below(world, &pod_dir.join(dir)).await?;
+        }
+        Ok(())
+    };
+    remains::after(world, place, Remains::Volumes, removal).await
+}
+
+pub(super) async fn unmount(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<Facts, EffectError> {
+    unmount_below(world, &pod_dir(world, uid)?.join(SUB_PATHS).join(component(&volume.name)?)).await?;
+    measured(world, uid, volume).await?;
+    Ok(Facts::Nothing)
+}
+
+/// Ends a volume, with its metric and upstream's beginning of its error.
+async fn measured(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), EffectError> {
+    let (operation, words) = if volume.is_block {
+        (StorageOperation::Unmap, "UnmapVolume.UnmapPodDevice")
+    } else {
+        (StorageOperation::Unmount, "UnmountVolume.TearDown")
+    };
+    let plugin = plugin(world, uid, volume).await?;
+    let began = world.clock.now().uptime;
+    let done = end(world, uid, volume).await;
+    world.metrics.storage.ended(&plugin, operation, done.is_ok(), world.clock.now().uptime.since(began));
+    done.map_err(|error| EffectError {
+        message: format!("{words} failed for volume {:?} : {error}", volume.name),
+        ..error
+    })
+}
+
+async fn end(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), EffectError> {
+    if volume.is_block {
+        return block::unpublish(world, &pod_dir(world, uid)?, uid, &volume.name).await;
+    }
+    let dir = volume_dir(world, uid, volume)?;
+    if volume.plugin_dir == CSI_PLUGIN { csi::unpublish(world, &dir).await } else { unmount_below(world, &dir).await }
+}
+
+/// The name of its plugin in metrics.
+async fn plugin(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<String, EffectError> {
+    if volume.plugin_dir != CSI_PLUGIN {
+        return Ok(volume.plugin());
+    }
+    let dir = if volume.is_block { block::data_dir(world, &volume.name)? } else { volume_dir(world, uid, volume)? };
+    let data = csi::read_data(world, &dir).await?;
+    Ok(data.map_or_else(|| volume.plugin(), |data| format!("{}:{}", volume.plugin(), data.driver_name)))
+}
+
+/// The volumes in the pod's directory.
+async fn mounted(world: &World, pod_dir: &Path) -> Result<BTreeSet<PodVolume>, EffectError> {
+    let mut found = BTreeSet::new();
+    for plugin_dir in names(world, &pod_dir.join(VOLUMES), Some(FileKind::Directory)).await? {
+        let dir = pod_dir.join(VOLUMES).join(&plugin_dir);
+        for name in names(world, &dir, Some(FileKind::Directory)).await? {
+            found.insert(PodVolume { plugin_dir: plugin_dir.clone(), name, is_block: false });
+        }
+    }
+    // Links, one per device.
+    for name in names(world, &block::links_dir(pod_dir), None).await? {
+        found.insert(PodVolume { plugin_dir: CSI_PLUGIN.to_owned(), name, is_block: true });
+    }
+    Ok(found)
+}
+
+/// The names in a directory, of this kind; none if the directory does not exist.
+async fn names(world: &World, dir: &Path, kind: Option<FileKind>) -> Result<Vec<String>, EffectError> {
+    match world.host.list_dir(dir).await {
+        Ok(entries) => {
+            let meant = entries.into_iter().filter(|entry| kind.is_none_or(|kind| entry.kind == kind));
+            Ok(meant.map(|entry| entry.name).collect())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(failure::io("list", dir, &error)),
+    }
+}
+
+fn pod_dir(world: &World, uid: &PodUid) -> Result<PathBuf, EffectError> {
+    component(uid.as_str())?;
+    Ok(world.paths.pod_dir(uid))
+}
+
+fn volume_dir(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<PathBuf, EffectError> {
+    let volumes = pod_dir(world, uid)?.join(VOLUMES);
+    Ok(volumes.join(component(&volume.plugin_dir)?).join(component(&volume.name)?))
+}
+
+/// Unmounts all that is below a directory, and removes it.
+async fn unmount_below(world: &World, dir: &Path) -> Result<(), EffectError> {
+    let mounts = world.host.mounts_below(dir).await;
+    for point in mounts.map_err(|error| failure::io("look for mounts below", dir, &error))? {
+        world.host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
+    }
+    world.host.remove_tree(dir).await.map_err(|error| failure::io("remove volumes", dir, &error))
+}
+
+/// All of it, as the core has it done step by step.
+#[cfg(test)]
+pub async fn tear_down_volumes(world: &World, pod: &rubelet_core::id::PodRef) -> Result<(), EffectError> {
+    let place = PodPlace { pod: pod.clone(), cgroup_paths: Vec::new() };
+    while let Facts::MountedVolumes(mounted) = tear_down(world, &place).await? {
+        for volume in &mounted {
+            unmount(world, &pod.uid, volume).await?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rubelet_core::{snapshot::Snapshot, volumes::devices::DeviceOptions};
+    use rubelet_csi::NodeCapabilities;
+    use serde_json::json;
+
+    use super::*;
+    use crate::effects::{
+        directories::tests::pod_ref,
+        volume::testing::{FakeDriver, Fixture, UID, csi_source, pod_on},
+    };
+
+    fn place() -> PodPlace {
+        PodPlace { pod: pod_ref(UID), cgroup_paths: Vec::new() }
+    }
+
+    #[tokio::test]
+    async fn volumes_of_drivers_are_named_before_anything_is_unmounted() {
+        let fixture = Fixture::with(FakeDriver::able_to(NodeCapabilities::default())).await;
+        let world = &fixture.world;
+        fixture.set_up(&pod_on(&json!({})), &csi_source(&json!({}), false)).await.unwrap();
+        let own = world.paths.pod_dir(&PodUid::new(UID)).join("volumes/kubernetes.io~empty-dir/tmp");
+        fs::create_dir_all(&own).unwrap();
+        let Facts::MountedVolumes(mounted) = tear_down(world, &place()).await.unwrap() else { panic!("not named") };
+        assert!(own.exists());
+        assert_eq!(mounted.iter().map(ToString::to_string).collect::<Vec<_>>(), ["pv", "tmp"]);
+        for volume in &mounted {
+            unmount(world, &PodUid::new(UID), volume).await.unwrap();
+        }
+        assert!(!own.exists());
+        assert_eq!(fixture.calls().last().unwrap(), "unpublish h");
+        assert_eq!(tear_down(world, &place()).await, Ok(Facts::Remains(Remains::PodDir)));
+    }
+
+    #[tokio::test]
+    async fn each_end_is_timed_by_plugin() {
+        let fixture = Fixture::with(FakeDriver::able_to(NodeCapabilities::default())).await;
+        let (world, uid) = (&fixture.world, PodUid::new(UID));
+        for is_block in [false, true] {
+            let source = csi_source(&json!({}), is_block);
+            fixture.stage(&source, DeviceOptions::default()).await.unwrap();
+            fixture.set_up(&pod_on(&json!({})), &source).await.unwrap();
+        }
+        fs::create_dir_all(world.paths.pod_dir(&uid).join("volumes/kubernetes.io~projected/token")).unwrap();
+        tear_down_volumes(world, &pod_ref(UID)).await.unwrap();
+        let page = world.metrics.page(&Snapshot::default(), jiff::Timestamp::UNIX_EPOCH);
+        let is_count = |line: &&str| line.starts_with("storage_operation_duration_seconds_count");
+        let counts: Vec<_> = page.lines().filter(is_count).collect();
+        insta::assert_snapshot!(counts.join("\n"), @r#"
+        storage_operation_duration_seconds_count{volume_plugin="kubernetes.io/csi:d",operation_name="map_volume",status="success",migrated="false"} 1
+        storage_operation_duration_seconds_count{volume_plugin="kubernetes.io/csi:d",operation_name="unmap_volume",status="success",migrated="false"} 1
+        storage_operation_duration_seconds_count{volume_plugin="kubernetes.io/csi:d",operation_name="volume_mount",status="success",migrated="false"} 1
+        storage_operation_duration_seconds_count{volume_plugin="kubernetes.io/csi:d",operation_name="volume_unmount",status="success",migrated="false"} 1
+        storage_operation_duration_seconds_count{volume_plugin="kubernetes.io/projected",operation_name="volume_unmount",status="success",migrated="false"} 1
+        "#);
+    }
+}
