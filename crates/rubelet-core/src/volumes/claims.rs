@@ -13,7 +13,7 @@ use k8s_openapi::api::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    id::namespace_of,
+    id::{PodUid, namespace_of},
     volumes::{
         self, HostPathType,
         csi::{self, AccessMode, CsiLifecycle, CsiVolume, DriverRules},
@@ -306,6 +306,11 @@ impl PersistentSource {
 /// The link to a block volume's device.
 pub fn block_link(pod_dir: &Path, name: &str) -> PathBuf {
     pod_dir.join("volumeDevices").join(CSI_PLUGIN).join(name)
+}
+
+/// The place where a block volume's device is bound for a pod, which drivers are asked about.
+pub fn bound_device(root_dir: &Path, name: &str, pod: &PodUid) -> PathBuf {
+    root_dir.join("plugins/kubernetes.io/csi/volumeDevices").join(name).join("dev").join(pod.as_str())
 }
 
 /// The volume must be resolved before it can be set up: its spec does not say all.

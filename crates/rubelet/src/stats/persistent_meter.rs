@@ -20,7 +20,7 @@ use rubelet_core::{
     snapshot::{PodView, Snapshot},
     time::{Uptime, scaled},
     volumes::{
-        claims::{ClaimRef, PersistentKind, PersistentSource},
+        claims::{self, ClaimRef, PersistentKind, PersistentSource},
         csi::CsiVolume,
     },
 };
@@ -151,7 +151,12 @@ impl Measuring {
             for (volume, known) in &view.volumes {
                 let Some(source) = &known.claimed else { continue };
                 let (pod, claim) = (PodRef { uid: uid.clone(), ..PodRef::of(&view.pod) }, claim_of(view, volume));
-                let (source, path) = (source.clone(), source.path(&pod_dir));
+                let path = if source.is_block() {
+                    claims::bound_device(&self.world.paths.root_dir, &source.name, uid)
+                } else {
+                    source.path(&pod_dir)
+                };
+                let source = source.clone();
                 let target = Target { pod, volume: volume.clone(), claim, source, path };
                 wanted.insert((uid.clone(), volume.clone()), target);
             }

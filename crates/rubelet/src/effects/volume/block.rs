@@ -12,7 +12,7 @@ use rubelet_core::{
     effect::{EffectError, ErrorKind},
     id::PodUid,
     volumes::{
-        claims::{CSI_PLUGIN, PersistentSource, block_link},
+        claims::{self, CSI_PLUGIN, PersistentSource, block_link},
         csi::CsiVolume,
     },
 };
@@ -49,7 +49,8 @@ pub(super) fn data_dir(world: &World, volume: &str) -> Result<PathBuf, EffectErr
 
 /// The place that upstream's agent expects to be mounted.
 fn bound_path(world: &World, volume: &str, pod: &PodUid) -> Result<PathBuf, EffectError> {
-    Ok(devices_dir(world).join(component(volume)?).join("dev").join(component(pod.as_str())?))
+    component(pod.as_str())?;
+    Ok(claims::bound_device(&world.paths.root_dir, component(volume)?, pod))
 }
 
 pub(super) async fn publish(

@@ -58,7 +58,11 @@ impl CsiPlugins for FakeDriver {
     }
 
     async fn stats(&self, _: &DriverAddress, handle: &str, path: &Path, _: Option<&Path>) -> CsiResult<VolumeStats> {
-        assert!(path.ends_with(format!("volumes/kubernetes.io~csi/pv-{handle}/mount")), "{}", path.display());
+        let place = match handle {
+            "raw" => "plugins/kubernetes.io/csi/volumeDevices/pv-raw/dev/u1".to_owned(),
+            _ => format!("volumes/kubernetes.io~csi/pv-{handle}/mount"),
+        };
+        assert!(path.ends_with(place), "{}", path.display());
         let bytes = Some(VolumeUsage { total: 1000, available: 300, used: 700 });
         let inodes = Some(VolumeUsage { total: 50, available: 20, used: 30 });
         let condition = |is_abnormal, text: &str| Some(VolumeCondition { is_abnormal, message: text.to_owned() });
@@ -66,7 +70,7 @@ impl CsiPlugins for FakeDriver {
             "hang" => std::future::pending().await,
             "fail" => Err(CsiError::new(Code::Internal, "no")),
             "sick" => Ok(VolumeStats { bytes, inodes, condition: condition(true, "disk is on fire") }),
-            "block" => Ok(VolumeStats { bytes, inodes: None, condition: None }),
+            "bytes" | "raw" => Ok(VolumeStats { bytes, inodes: None, condition: None }),
             _ => Ok(VolumeStats { bytes, inodes, condition: condition(false, "") }),
         }
     }
@@ -145,15 +149,26 @@ async fn run_for(world: &World, receiver: &watch::Receiver<Arc<Snapshot>>, time:
 async fn hanging_driver_delays_its_own_volume_alone() {
     let dir = tempfile::tempdir().unwrap();
     let world = world(dir.path());
-    let names = ["hang", "good", "block", "fail"];
+    let names = ["hang", "good", "bytes", "fail"];
     let mut volumes: Vec<_> = names.iter().map(|name| (*name, csi_volume("good", name))).collect();
     volumes.extend([("quiet", csi_volume("simple", "quiet")), ("lost", csi_volume("unknown", "lost"))]);
     let (_sender, receiver) = watch::channel(Arc::new(snapshot("n1", [("u1", pod_with(&volumes))])));
     run_for(&world, &receiver, Duration::from_secs(1), false).await;
     insta::assert_snapshot!(shown(&world), @r"
-    u1 block prod/block: 1000 300 700 0 0 0 None
+    u1 bytes prod/bytes: 1000 300 700 0 0 0 None
     u1 good prod/good: 1000 300 700 50 20 30 None
     ");
+}
+
+#[tokio::test(start_paused = true)]
+async fn block_volume_is_measured_where_its_device_is_bound() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = world(dir.path());
+    let PersistentKind::Csi(volume) = csi_volume("good", "raw") else { panic!("it is") };
+    let raw = PersistentKind::Csi(CsiVolume { is_block: true, ..volume });
+    let (_sender, receiver) = watch::channel(Arc::new(snapshot("n1", [("u1", pod_with(&[("raw", raw)]))])));
+    run_for(&world, &receiver, Duration::from_secs(1), false).await;
+    assert_eq!(shown(&world), "u1 raw prod/raw: 1000 300 700 0 0 0 None");
 }
 
 #[tokio::test(start_paused = true)]
