@@ -34,6 +34,7 @@ use crate::{
     volumes::{
         self,
         claims::{ClaimRef, PersistentSource},
+        selinux::LabelReport,
         teardown::PodVolume,
     },
 };
@@ -261,6 +262,8 @@ pub struct VolumeRecord {
     pub is_republish_due: bool,
     /// The size up to which this process knows it to be expanded.
     pub expanded_bytes: Option<i64>,
+    /// What became of the SELinux label that the pod wants for it.
+    pub label: LabelReport,
     /// When it was last asked why the volume is not attached.
     pub limit_checked_at: Option<Uptime>,
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cgroups::CgroupSettings, event::Source, eviction::EvictionSettings, node_object::NodeObject,
-    shutdown::ShutdownGroup,
+    shutdown::ShutdownGroup, volumes::selinux::ContainerLabels,
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,6 +98,10 @@ pub struct NodeProfile {
     pub page_bytes: usize,
     /// Files made for containers must be relabelled before the containers can read them.
     pub selinux_enabled: bool,
+    /// What its policy says of containers; `None` without SELinux.
+    pub selinux_labels: Option<ContainerLabels>,
+    /// The gate SELinuxMount: volumes of several pods are mounted with labels too.
+    pub selinux_mount_enabled: bool,
     pub apparmor_enabled: bool,
 }
 
@@ -200,6 +204,8 @@ impl Default for NodeProfile {
             trust_bundles_enabled: false,
             page_bytes: 4096,
             selinux_enabled: false,
+            selinux_labels: None,
+            selinux_mount_enabled: false,
             apparmor_enabled: false,
         }
     }

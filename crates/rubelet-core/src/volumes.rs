@@ -32,6 +32,7 @@ pub mod local;
 pub mod migration;
 pub mod mounting;
 pub mod nfs;
+pub mod selinux;
 pub mod teardown;
 pub mod trust_bundles;
 

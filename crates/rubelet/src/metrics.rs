@@ -17,6 +17,7 @@ pub(crate) mod pods;
 pub(crate) mod probes;
 pub(crate) mod process;
 pub(crate) mod runtime;
+mod selinux;
 pub(crate) mod shutdown;
 pub(crate) mod slis;
 pub(crate) mod storage;

@@ -18,10 +18,12 @@ use crate::{
         Cure, Lifecycle, PodRecord,
         status::{FailureReason, PodFailure},
     },
+    settings::NodeProfile,
     time::Now,
     volumes::{
         claims::{self, PersistentSource},
         devices::{Device, DeviceName, DeviceOptions, DeviceState, Devices},
+        selinux::{self, LabelReport},
     },
 };
 
@@ -127,6 +129,32 @@ pub(super) fn reject_for_attach_limit(record: &mut PodRecord, node: &Node, outbo
     let (about, reason) = (InvolvedObject::Pod(record.id.clone()), failure.reason.to_string());
     outbox.record(EventRecord::new(about, Severity::Warning, reason, failure.message.clone()));
     record.rejected = Some(failure);
+}
+
+/// A volume that is found is given the SELinux label that the pod wants for it, unless that is wrong. One that is set up keeps
+/// what it was set up with.
+pub(super) fn labelled(
+    record: &mut PodRecord,
+    op: &Op,
+    result: Result<Facts, EffectError>,
+    devices: &Devices,
+    node: &NodeProfile,
+) -> Result<Facts, EffectError> {
+    let (Op::Volume(VolumeOp::Resolve { volume, .. }), Ok(Facts::Volume(source))) = (op, &result) else {
+        return result;
+    };
+    let known = record.volumes.get(volume).filter(|known| known.is_set_up).and_then(|known| known.claimed.as_ref());
+    if let Some(known) = known {
+        let (label, is_labelled) = (known.label().map(str::to_owned), known.mount_context().is_some());
+        return Ok(Facts::Volume(Arc::new((**source).clone().with_label(label, is_labelled))));
+    }
+    let others = devices.label_for_others(&record.id.uid, source);
+    let (finding, labelled) = selinux::labelled(record.spec(), volume, (**source).clone(), others, node);
+    record.volumes.entry(volume.clone()).or_default().label = LabelReport::of(finding, source);
+    match labelled {
+        Ok(source) => Ok(Facts::Volume(Arc::new(source))),
+        Err(message) => Err(EffectError { kind: ErrorKind::Retry, message }),
+    }
 }
 
 /// What a pod's step on its volumes says of their devices.

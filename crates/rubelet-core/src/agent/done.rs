@@ -214,6 +214,7 @@ impl Agent {
         let was_released = record.is_released();
         let started = started(&flight.op, &result);
         let exceeds_limit = result == Ok(Facts::AttachLimit { is_exceeded: true });
+        let result = devices::labelled(record, &flight.op, result, &self.node.devices, &self.settings.node);
         devices::note_step(&mut self.node.devices, uid, &flight.op, &result);
         for event in apply_result(record, &subject, flight, result, now) {
             self.outbox.record(event);

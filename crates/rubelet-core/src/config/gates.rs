@@ -51,6 +51,7 @@ pub enum Gate {
     NodeSwap,
     QosReserved,
     RotateKubeletServerCertificate,
+    SeLinuxMount,
 }
 
 impl Gate {
@@ -77,6 +78,7 @@ impl Gate {
             Gate::NodeSwap => "NodeSwap",
             Gate::QosReserved => "QOSReserved",
             Gate::RotateKubeletServerCertificate => "RotateKubeletServerCertificate",
+            Gate::SeLinuxMount => "SELinuxMount",
         }
     }
 }

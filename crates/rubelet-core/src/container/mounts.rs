@@ -206,14 +206,15 @@ fn image_of_volume(order: &StartContainer, spec: &PodSpec, mount: &VolumeMount, 
 
 struct VolumeSource {
     host_path: PathBuf,
-    /// Its files may be relabelled. Those of the node and of servers must not be.
+    /// Its files may be relabelled. Those of the node and of servers must not be, and those mounted with a label cannot.
     is_ours: bool,
     is_read_only: bool,
 }
 
 impl VolumeSource {
     fn claimed(source: &PersistentSource, pod_dir: &Path) -> Self {
-        let is_ours = !matches!(source.kind, PersistentKind::HostPath { .. } | PersistentKind::Nfs(_));
+        let is_another_s = matches!(source.kind, PersistentKind::HostPath { .. } | PersistentKind::Nfs(_));
+        let is_ours = !is_another_s && source.mount_context().is_none();
         VolumeSource { host_path: source.path(pod_dir), is_ours, is_read_only: source.read_only }
     }
 

@@ -25,7 +25,6 @@ const UNSUPPORTED: &[&str] = &[
     "spec.volumes[*].storageos",
     "spec.volumes[*].projected.sources[*].podCertificate",
     "spec.resourceClaims",
-    "spec.securityContext.seLinuxChangePolicy",
 ];
 
 /// The paths of the unsupported fields that this pod sets.

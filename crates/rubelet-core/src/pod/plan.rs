@@ -125,6 +125,8 @@ pub enum WaitsFor {
     Volumes(Vec<String>),
     /// The volume is not attached to the node.
     Attachment(String),
+    /// The volume is mounted with another SELinux label.
+    OtherLabel(String),
     /// Only the attach/detach controller can attach the volume, and the node's configuration does not let it.
     Controller(String),
     /// The device of the volume cannot be staged.
@@ -163,7 +165,11 @@ impl WaitsFor {
     pub fn is_volume(&self) -> bool {
         matches!(
             self,
-            WaitsFor::Attachment(_) | WaitsFor::Controller(_) | WaitsFor::Device { .. } | WaitsFor::ExclusiveVolume(_)
+            WaitsFor::Attachment(_)
+                | WaitsFor::Controller(_)
+                | WaitsFor::OtherLabel(_)
+                | WaitsFor::Device { .. }
+                | WaitsFor::ExclusiveVolume(_)
         )
     }
 }
@@ -184,6 +190,9 @@ impl fmt::Display for WaitsFor {
             WaitsFor::PodDirs => "the pod's directories",
             WaitsFor::Volumes(names) => return write!(f, "the pod's volumes: {}", names.join(", ")),
             WaitsFor::Attachment(volume) => return write!(f, "volume {volume} to be attached to the node"),
+            WaitsFor::OtherLabel(volume) => {
+                return write!(f, "volume {volume} to be unmounted, which has another SELinux label");
+            }
             WaitsFor::Controller(volume) => {
                 return write!(f, "volume {volume}, which only the attach/detach controller can attach");
             }

@@ -38,7 +38,7 @@ use crate::{
     volumes::{
         self,
         claims::{self, PersistentSource},
-        devices::{DeviceOptions, DeviceState, Devices},
+        devices::{Device, DeviceName, DeviceOptions, DeviceState, Devices},
     },
 };
 
@@ -440,6 +440,14 @@ fn is_device_ready(
         DeviceState::NotAttached => {
             plan.wait_for(WaitsFor::Attachment(name));
             check_attach_limit(record, volume, source, now, plan);
+        }
+        DeviceState::OtherLabel => {
+            let device = Device::of(source).map(|device| DeviceName::of(&device).to_string()).unwrap_or_default();
+            let message = format!(
+                "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], failed to process volumes=[]: \
+                 waiting for unmount of volume {device:?}, because it is already mounted to a different pod with a different SELinux label"
+            );
+            wait_with_event(&record, WaitsFor::OtherLabel(name), event_reasons::FAILED_MOUNT_VOLUME, message, plan);
         }
         DeviceState::NeedsController => {
             let volume = &source.name;

@@ -181,8 +181,10 @@ impl PersistentSource {
                 return Err(why);
             }
             let mode = modes.first().and_then(|mode| AccessMode::parse(mode)).unwrap_or(AccessMode::ReadWriteOnce);
+            let widest_access =
+                AccessMode::widest(modes.iter().filter_map(|mode| AccessMode::parse(mode))).unwrap_or(mode);
             let volume = CsiVolume::persistent(source, mode, DriverRules::of(driver));
-            PersistentKind::Csi(CsiVolume { mount_options, is_block, ..volume })
+            PersistentKind::Csi(CsiVolume { mount_options, is_block, widest_access, ..volume })
         } else {
             in_tree::kind(&name, spec, &claim_ref.namespace, &mount_options)?
         };
@@ -209,6 +211,36 @@ impl PersistentSource {
     /// Containers get its block device.
     pub fn is_block(&self) -> bool {
         matches!(&self.kind, PersistentKind::Csi(volume) if volume.is_block)
+    }
+
+    /// Part of its pod's spec, without a persistent volume.
+    pub fn is_inline(&self) -> bool {
+        matches!(&self.kind, PersistentKind::Csi(volume) if volume.lifecycle == CsiLifecycle::Ephemeral)
+    }
+
+    /// Its driver mounts it with the SELinux label it is told.
+    pub fn takes_label(&self) -> bool {
+        matches!(&self.kind, PersistentKind::Csi(volume) if volume.rules.takes_label)
+    }
+
+    /// For pods that want this SELinux label. `is_labelled`: it is mounted with it.
+    pub fn with_label(mut self, label: Option<String>, is_labelled: bool) -> Self {
+        if let PersistentKind::Csi(volume) = &mut self.kind {
+            (volume.label, volume.is_labelled) = (label, is_labelled);
+        }
+        self
+    }
+
+    /// The SELinux label that pods want for it.
+    pub fn label(&self) -> Option<&str> {
+        let PersistentKind::Csi(volume) = &self.kind else { return None };
+        volume.label.as_deref()
+    }
+
+    /// The SELinux label that it is mounted with.
+    pub fn mount_context(&self) -> Option<&str> {
+        let PersistentKind::Csi(volume) = &self.kind else { return None };
+        volume.mount_context()
     }
 
     /// It is published again from time to time.

@@ -30,6 +30,12 @@ pub struct CsiVolume {
     pub is_block: bool,
     pub attributes: BTreeMap<String, String>,
     pub access_mode: AccessMode,
+    /// Of all its access modes.
+    pub widest_access: AccessMode,
+    /// The SELinux label that pods want for its files.
+    pub label: Option<String>,
+    /// It is mounted with the label.
+    pub is_labelled: bool,
     pub mount_options: Vec<String>,
     pub stage_secret: Option<SecretName>,
     pub publish_secret: Option<SecretName>,
@@ -73,6 +79,26 @@ impl AccessMode {
             _ => return None,
         })
     }
+
+    /// As metrics have it.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            AccessMode::ReadWriteOnce => "RWO",
+            AccessMode::ReadOnlyMany => "ROX",
+            AccessMode::ReadWriteMany => "RWX",
+            AccessMode::ReadWriteOncePod => "RWOP",
+        }
+    }
+
+    /// The mode of several that lets most pods use a volume.
+    pub fn widest(modes: impl IntoIterator<Item = AccessMode>) -> Option<AccessMode> {
+        modes.into_iter().max_by_key(|mode| match mode {
+            AccessMode::ReadWriteOncePod => 0,
+            AccessMode::ReadWriteOnce => 1,
+            AccessMode::ReadOnlyMany => 2,
+            AccessMode::ReadWriteMany => 3,
+        })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +128,8 @@ pub struct DriverRules {
     pub tokens: Vec<TokenRequest>,
     /// They are given as a secret.
     pub tokens_are_secret: bool,
+    /// It mounts a volume with the SELinux label it is told.
+    pub takes_label: bool,
     /// How many volumes it can have on a node changes with time, so that a pod may have come to a node that has too many.
     pub has_changing_limit: bool,
 }
@@ -131,6 +159,7 @@ impl DriverRules {
                 republish: false,
                 tokens: Vec::new(),
                 tokens_are_secret: false,
+                takes_label: false,
                 has_changing_limit: false,
             };
         };
@@ -150,6 +179,7 @@ impl DriverRules {
             republish: spec.requires_republish.unwrap_or(false),
             tokens: tokens.collect(),
             tokens_are_secret: spec.service_account_token_in_secrets.unwrap_or(false),
+            takes_label: spec.se_linux_mount.unwrap_or(false),
             has_changing_limit: csi_node::update_period(object).is_some(),
         }
     }
@@ -183,6 +213,9 @@ impl CsiVolume {
             is_block: false,
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode,
+            widest_access: access_mode,
+            label: None,
+            is_labelled: false,
             mount_options: Vec::new(),
             stage_secret: SecretName::of(source.node_stage_secret_ref.as_ref()),
             publish_secret: SecretName::of(source.node_publish_secret_ref.as_ref()),
@@ -202,6 +235,9 @@ impl CsiVolume {
             is_block: false,
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode: AccessMode::ReadWriteOnce,
+            widest_access: AccessMode::ReadWriteOnce,
+            label: None,
+            is_labelled: false,
             mount_options: Vec::new(),
             stage_secret: None,
             publish_secret: secret
@@ -210,6 +246,11 @@ impl CsiVolume {
             // Inline volumes are never attached.
             rules: DriverRules { attach: false, ..rules },
         }
+    }
+
+    /// The SELinux label that it is mounted with.
+    pub fn mount_context(&self) -> Option<&str> {
+        self.label.as_deref().filter(|_| self.is_labelled)
     }
 
     /// The tokens that the driver is given for a pod, each with its audience as the driver knows it.

@@ -143,6 +143,8 @@ pub struct FoundDevice {
     pub device: Device,
     /// Pods whose directories refer to it.
     pub pods: BTreeSet<PodUid>,
+    /// The SELinux label that it is mounted with.
+    pub context: Option<String>,
 }
 
 /// Whether a pod's volume may be set up on its device.
@@ -152,6 +154,8 @@ pub enum DeviceState<'a> {
     NotAttached,
     /// To be staged now.
     Unstaged,
+    /// It is mounted with another SELinux label, and has to be unstaged first.
+    OtherLabel,
     /// Only the attach/detach controller can attach it, and this node does not leave that to it.
     NeedsController,
     /// Its last operation failed; the next one waits.
@@ -189,7 +193,16 @@ struct Wanted {
 struct BegunStage {
     /// Its name on the Node object, if the attach/detach controller attached it.
     attached_name: Option<String>,
+    /// The SELinux label that it is mounted with.
+    context: Option<String>,
     is_under_way: bool,
+}
+
+impl BegunStage {
+    fn of(source: &PersistentSource, is_under_way: bool) -> Self {
+        let context = source.mount_context().map(str::to_owned);
+        BegunStage { attached_name: source.attached_name(), context, is_under_way }
+    }
 }
 
 /// The look at devices on disk: one at a time; one requested meanwhile follows it.
@@ -262,6 +275,9 @@ impl Devices {
 
     pub fn state<'a>(&'a self, source: &PersistentSource, node: Option<&NodeObject>, now: Now) -> DeviceState<'a> {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return DeviceState::Staged };
+        if self.context(&name).is_some_and(|context| context != source.mount_context()) {
+            return DeviceState::OtherLabel;
+        }
         if self.staged.contains(&name) {
             return DeviceState::Staged;
         }
@@ -279,6 +295,35 @@ impl Devices {
             Some(failure) => DeviceState::Failed(failure),
             None => DeviceState::Unstaged,
         }
+    }
+
+    /// The SELinux label that a device on the node is mounted with. `None` if it is not there.
+    fn context(&self, name: &DeviceName) -> Option<Option<&str>> {
+        match self.begun.get(name) {
+            Some(begun) => Some(begun.context.as_deref()),
+            None => self.found.as_ref()?.get(name).map(|found| found.context.as_deref()),
+        }
+    }
+
+    /// The SELinux label for which other pods want the volume. `None` if none does.
+    pub fn label_for_others(&self, pod: &PodUid, source: &PersistentSource) -> Option<Option<&str>> {
+        let wanted = self.wanted.get(&DeviceName::of(&Device::of(source)?))?;
+        let is_shared = wanted.pods.iter().any(|other| other != pod) && !wanted.pods.contains(pod);
+        is_shared.then(|| wanted.source.label())
+    }
+
+    /// Devices that pods want, and that are mounted with another SELinux label for none any more.
+    fn mislabelled(&self) -> impl Iterator<Item = (DeviceName, Device)> {
+        let is_free = |name: &DeviceName| {
+            let found = self.found.as_ref().and_then(|found| found.get(name));
+            let is_begun = self.begun.get(name).is_some_and(|begun| begun.is_under_way);
+            found.is_some_and(|found| found.pods.is_empty()) && !is_begun
+        };
+        let is_other = |name: &DeviceName, wanted: &Wanted| {
+            self.context(name).is_some_and(|context| context != wanted.source.mount_context())
+        };
+        let all = self.wanted.iter().filter(move |(name, wanted)| is_other(name, wanted) && is_free(name));
+        all.filter_map(|(name, wanted)| Some((name.clone(), Device::of(&wanted.source)?)))
     }
 
     /// The pods that want devices.
@@ -321,14 +366,12 @@ impl Devices {
     /// From now on it may be staged, whatever the result.
     pub fn begin_stage(&mut self, source: &PersistentSource) {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
-        let attached_name = source.attached_name();
-        self.begun.insert(name, BegunStage { attached_name, is_under_way: true });
+        self.begun.insert(name, BegunStage::of(source, true));
     }
 
     pub fn staged(&mut self, source: &PersistentSource) {
         let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
-        let attached_name = source.attached_name();
-        self.begun.insert(name.clone(), BegunStage { attached_name, is_under_way: false });
+        self.begun.insert(name.clone(), BegunStage::of(source, false));
         self.failures.remove(&name);
         if !self.wanted.contains_key(&name) {
             self.request_look();
@@ -426,7 +469,8 @@ impl Devices {
     /// The devices to unstage now. The caller leaves out those with an operation in flight.
     pub fn to_unstage(&self, now: Now) -> Vec<(DeviceName, Device)> {
         let may = |name: &DeviceName| self.failures.get(name).is_none_or(|failure| failure.retry_at <= now.uptime);
-        self.unused.iter().filter(|(name, _)| may(name)).map(|(name, device)| (name.clone(), device.clone())).collect()
+        let unused = self.unused.iter().map(|(name, device)| (name.clone(), device.clone()));
+        unused.chain(self.mislabelled()).filter(|(name, _)| may(name)).collect()
     }
 
     /// `volumesInUse` of the node: the attach/detach controller leaves these attached. `None` before the first look at the disk,
@@ -447,7 +491,8 @@ impl Devices {
             LookState::Due(at) => Some(at),
             LookState::Idle | LookState::UnderWay { .. } => None,
         };
-        let retries = self.unused.keys().filter_map(|name| self.failures.get(name)).map(|failure| failure.retry_at);
+        let to_end = self.unused.keys().cloned().chain(self.mislabelled().map(|(name, _)| name));
+        let retries = to_end.filter_map(|name| self.failures.get(&name)).map(|failure| failure.retry_at);
         retries.filter(|at| *at > now.uptime).chain(look_at).min()
     }
 }
@@ -477,7 +522,8 @@ mod tests {
     }
 
     fn found(handle: &str, pods: &[&str]) -> FoundDevice {
-        FoundDevice { device: device(handle), pods: pods.iter().map(|uid| PodUid::new(*uid)).collect() }
+        let pods = pods.iter().map(|uid| PodUid::new(*uid)).collect();
+        FoundDevice { device: device(handle), pods, context: None }
     }
 
     fn node(in_use: &[&str], attached: &[&str]) -> NodeObject {
@@ -603,6 +649,34 @@ mod tests {
         assert!(devices.look_due(now()));
         devices.listed(Vec::new());
         assert!(!in_use(&devices), "nothing is on disk");
+    }
+
+    #[test]
+    fn device_with_another_label_is_unstaged_first() {
+        let (mut devices, pods) = (Devices::default(), ["p", "q"].map(PodUid::new));
+        let labelled = |label: &str| Arc::new((*source("h")).clone().with_label(Some(label.to_owned()), true));
+        let (name, ready) = (DeviceName::of(&device("h")), node(&["h"], &["h"]));
+        let found = |pods: &[&str]| FoundDevice { context: Some("one".to_owned()), ..found("h", pods) };
+        devices.look_due(now());
+        devices.listed(vec![found(&["p"])]);
+        devices.want(&pods[0], &labelled("one"));
+        assert_eq!(devices.label_for_others(&pods[1], &source("h")), Some(Some("one")));
+        assert_eq!(devices.state(&labelled("one"), Some(&ready), now()), DeviceState::Unstaged);
+        devices.staged(&labelled("one"));
+        devices.release(&pods[0]);
+        assert_eq!(devices.label_for_others(&pods[1], &source("h")), None);
+        devices.want(&pods[1], &labelled("two"));
+        assert_eq!(devices.state(&labelled("two"), Some(&ready), now()), DeviceState::OtherLabel);
+        assert!(unstaged_now(&devices).is_empty(), "the first pod may still have it");
+        assert!(devices.look_due(now()));
+        devices.listed(vec![found(&[])]);
+        assert_eq!(unstaged_now(&devices), ["kubernetes.io/csi/d^h"]);
+        devices.begin_unstage(&name);
+        devices.unstaged(&name);
+        assert_eq!(devices.state(&labelled("two"), Some(&ready), now()), DeviceState::Unstaged);
+        devices.staged(&labelled("two"));
+        devices.listed(vec![found(&[])]);
+        assert_eq!(devices.state(&labelled("two"), Some(&ready), now()), DeviceState::Staged, "the look is older");
     }
 
     #[test]

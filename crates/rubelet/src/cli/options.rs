@@ -195,12 +195,7 @@ impl Options {
                 workers: u32::try_from(config.container_log_max_workers).unwrap_or(1),
                 interval: config.container_log_monitor_interval.as_std(),
             },
-            image_gc: ImageGcSettings {
-                high_percent: u64::try_from(config.image_gc_high_threshold_percent).unwrap_or(100),
-                low_percent: u64::try_from(config.image_gc_low_threshold_percent).unwrap_or(100),
-                min_age: config.image_minimum_gc_age.as_std(),
-                max_age: Some(config.image_maximum_gc_age.as_std()).filter(|age| !age.is_zero()),
-            },
+            image_gc: image_gc(config),
             eviction: self.eviction(),
             shutdown_groups: shutdown::groups(config, &self.gates),
             attaches_by_controller: config.enable_controller_attach_detach,
@@ -232,6 +227,7 @@ impl Options {
                     protects_requests: config.memory_reservation_policy == "TieredReservation",
                 }),
                 env_files_enabled: self.gates.enabled(Gate::EnvFiles),
+                selinux_mount_enabled: self.gates.enabled(Gate::SeLinuxMount),
                 trust_bundles_enabled: self.gates.enabled(Gate::ClusterTrustBundleProjection),
                 ..NodeProfile::default()
             },
@@ -241,6 +237,15 @@ impl Options {
 
 fn qos_reserved_memory_percent(config: &KubeletConfiguration) -> Option<i64> {
     config.qos_reserved.get("memory")?.strip_suffix('%')?.parse().ok()
+}
+
+fn image_gc(config: &KubeletConfiguration) -> ImageGcSettings {
+    ImageGcSettings {
+        high_percent: u64::try_from(config.image_gc_high_threshold_percent).unwrap_or(100),
+        low_percent: u64::try_from(config.image_gc_low_threshold_percent).unwrap_or(100),
+        min_age: config.image_minimum_gc_age.as_std(),
+        max_age: Some(config.image_maximum_gc_age.as_std()).filter(|age| !age.is_zero()),
+    }
 }
 
 /// A negative size turns rotation off, as upstream.

@@ -18,6 +18,7 @@ use rubelet_core::{
 
 use super::{
     family::{Counters, DEFAULT_BOUNDS, Histograms},
+    selinux::SelinuxMetrics,
     text::Text,
 };
 
@@ -68,6 +69,7 @@ pub struct StorageMetrics {
     reconstruction_errors: Counters<0>,
     force_cleaned: Counters<0>,
     force_clean_errors: Counters<0>,
+    selinux: SelinuxMetrics,
 }
 
 impl StorageMetrics {
@@ -121,6 +123,7 @@ impl StorageMetrics {
                 "[ALPHA] The number of volumes that failed force cleanup after their reconstruction failed during kubelet \
                  startup.",
             ),
+            selinux: SelinuxMetrics::new(),
         }
     }
 
@@ -150,8 +153,9 @@ impl StorageMetrics {
         }
     }
 
-    /// Volumes that were set up in a turn.
+    /// Volumes that were set up or labelled in a turn.
     pub(super) fn turned(&self, before: &Snapshot, after: &Snapshot, now: Now) {
+        self.selinux.turned(before, after);
         for uid in &after.changed {
             let Some(view) = after.pods.get(uid) else { continue };
             let earlier = before.pods.get(uid);
@@ -199,6 +203,7 @@ impl StorageMetrics {
         self.reconstruction_errors.write(text);
         self.force_cleaned.write(text);
         self.force_clean_errors.write(text);
+        self.selinux.write(text);
     }
 }
 

@@ -12,6 +12,7 @@ use rubelet_core::{
     container::resources::page_size_name,
     node_status::Machine,
     settings::{NodeProfile, SwapController},
+    volumes::selinux::{self, ContainerLabels},
 };
 use rubelet_host::port::Host;
 
@@ -71,6 +72,7 @@ pub fn cpu_list_len(list: &str) -> i64 {
 /// kernel supports it". Unreadable facts count as absent.
 pub async fn profile(host: &dyn Host, configured: NodeProfile, machine: &Machine) -> NodeProfile {
     let is_cgroup_v2 = exists(host, &Path::new(CGROUP).join("cgroup.controllers")).await;
+    let selinux_enabled = exists(host, Path::new("/sys/fs/selinux/enforce")).await;
     NodeProfile {
         memory_capacity_bytes: machine.memory_bytes,
         thermal_throttle_paths: thermal_throttle_paths(host, &cpus(host).await).await,
@@ -79,10 +81,25 @@ pub async fn profile(host: &dyn Host, configured: NodeProfile, machine: &Machine
         swap_controller: if is_cgroup_v2 { swap_on_v2(host).await } else { swap_on_v1(host).await },
         limited_swap_bytes: configured.limited_swap_bytes.map(|_| machine.swap_bytes),
         memory_qos: configured.memory_qos.filter(|_| is_cgroup_v2),
-        selinux_enabled: exists(host, Path::new("/sys/fs/selinux/enforce")).await,
+        selinux_enabled,
+        selinux_labels: if selinux_enabled { Some(selinux_labels(host).await) } else { None },
         apparmor_enabled: text(host, Path::new("/sys/module/apparmor/parameters/enabled")).await.starts_with('Y'),
         ..configured
     }
+}
+
+/// Empty if the policy has none for containers.
+async fn selinux_labels(host: &dyn Host) -> ContainerLabels {
+    let own = text(host, Path::new("/usr/share/containers/selinux/contexts")).await;
+    if !own.is_empty() {
+        return ContainerLabels::parse(&own);
+    }
+    let config = text(host, Path::new("/etc/selinux/config")).await;
+    let Some(policy) = selinux::policy(&config).filter(|name| !name.contains('/')) else {
+        return ContainerLabels::default();
+    };
+    let contexts = Path::new("/etc/selinux").join(policy).join("contexts/lxc_contexts");
+    ContainerLabels::parse(&text(host, &contexts).await)
 }
 
 async fn exists(host: &dyn Host, path: &Path) -> bool {

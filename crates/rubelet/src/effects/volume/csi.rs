@@ -61,6 +61,9 @@ pub(super) struct VolumeData {
     attachment_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     volume_lifecycle_mode: Option<String>,
+    /// The SELinux label that it is mounted with.
+    #[serde(rename = "seLinuxMountContext", skip_serializing_if = "Option::is_none")]
+    pub selinux_mount_context: Option<String>,
 }
 
 /// The handle of an inline volume.
@@ -119,6 +122,7 @@ pub(super) async fn stage(
     let data = VolumeData {
         driver_name: volume.driver.clone(),
         volume_handle: volume.handle.clone(),
+        selinux_mount_context: volume.mount_context().map(str::to_owned),
         ..VolumeData::default()
     };
     let made = host.make_dir_beneath(&world.paths.root_dir, &data_dir, DIR_MODE).await;
@@ -177,6 +181,7 @@ pub(super) async fn publish(
         node_name: Some(node.clone()),
         attachment_id: Some(attachment::name(&volume.handle, &volume.driver, node)),
         volume_lifecycle_mode: Some(volume.lifecycle.as_str().to_owned()),
+        selinux_mount_context: volume.mount_context().map(str::to_owned),
     };
     write_data(world, &dir, &data).await?;
     if let Err(error) = client.publish(request).await {
@@ -314,7 +319,9 @@ pub(super) fn access(volume: &CsiVolume, capabilities: &NodeCapabilities, group:
     if volume.is_block {
         return VolumeAccess { mode, access_type: AccessType::Block };
     }
-    let (fs_type, mount_flags) = (volume.fs_type.clone(), volume.mount_options.clone());
+    let (fs_type, mut mount_flags) = (volume.fs_type.clone(), volume.mount_options.clone());
+    // Quoted, as it may have commas.
+    mount_flags.extend(volume.mount_context().map(|context| format!("context={context:?}")));
     let volume_mount_group = group.filter(|_| capabilities.volume_mount_group).map(i64::from);
     VolumeAccess { mode, access_type: AccessType::Mount { fs_type, mount_flags, volume_mount_group } }
 }
@@ -387,7 +394,10 @@ pub(super) async fn read_data(world: &World, dir: &Path) -> Result<Option<Volume
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::effects::volume::testing::{FakeDriver, Fixture, csi_source, pod_on};
+    use crate::effects::volume::{
+        list_devices,
+        testing::{FakeDriver, Fixture, csi_source, pod_on},
+    };
 
     #[tokio::test]
     async fn driver_that_applies_the_group_is_told_it_at_staging_too() {
@@ -404,5 +414,20 @@ mod tests {
             let owner = fixture.group_of(&source);
             assert_eq!(owner == Some(4321), group == "-", "either the driver or the agent applies it: {owner:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn driver_is_told_the_label_and_a_look_finds_it_again() {
+        let capabilities = NodeCapabilities { stage_unstage: true, ..NodeCapabilities::default() };
+        let fixture = Fixture::with(FakeDriver::able_to(capabilities)).await;
+        let label = Some("u:object_r:container_file_t:s0:c1,c2".to_owned());
+        let source = csi_source(&json!({}), false).with_label(label.clone(), true);
+        fixture.stage(&source, DeviceOptions::default()).await.unwrap();
+        fixture.set_up(&pod_on(&json!({})), &source).await.unwrap();
+        let flags = r#"flags [context="u:object_r:container_file_t:s0:c1,c2"]"#;
+        let calls = [format!("stage h group - {flags}"), format!("publish h group - {flags}")];
+        assert_eq!(fixture.calls(), calls);
+        let Facts::Devices(found) = list_devices(&fixture.world).await.unwrap() else { panic!("no devices") };
+        assert_eq!(found.iter().map(|device| device.context.clone()).collect::<Vec<_>>(), [label]);
     }
 }

@@ -28,12 +28,16 @@ use crate::{effects::failure, world::World};
 
 pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
     let mut found: BTreeMap<Device, BTreeSet<PodUid>> = BTreeMap::new();
+    let mut contexts = BTreeMap::new();
     for driver_dir in dirs(world, &csi::devices_dir(world)).await? {
         let is_block = driver_dir == block::devices_dir(world);
         for dir in dirs(world, &driver_dir).await? {
             let device = if is_block { block_device_in(world, &dir).await? } else { csi_device(world, &dir).await? };
             match device {
-                Some(device) => drop(found.insert(device, BTreeSet::new())),
+                Some((device, context)) => {
+                    found.insert(device.clone(), BTreeSet::new());
+                    contexts.insert(device, context);
+                }
                 None if is_block && block::is_shared_dir(&dir) => {}
                 // Its process was killed before the first call to the driver, or after the last. If one is just being staged,
                 // that fails before the call, and is tried again.
@@ -56,7 +60,7 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
         // Without a device, as yet, a driver's volume is one that was never staged.
         if found.keys().any(|device| matches!(device, Device::Csi(_))) {
             for dir in dirs(world, &volumes.join(CSI_PLUGIN)).await? {
-                let device = csi_device(world, &dir).await?;
+                let device = csi_device(world, &dir).await?.map(|(device, _)| device);
                 are_known.push(device.is_some());
                 devices.extend(device.filter(|device| found.contains_key(device)));
             }
@@ -73,7 +77,11 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
         }
     }
     world.metrics.storage.reconstructed(&are_known);
-    Ok(Facts::Devices(found.into_iter().map(|(device, pods)| FoundDevice { device, pods }).collect()))
+    let devices = found.into_iter().map(|(device, pods)| {
+        let context = contexts.remove(&device).flatten();
+        FoundDevice { device, pods, context }
+    });
+    Ok(Facts::Devices(devices.collect()))
 }
 
 /// The directories where disks of targets and fabrics are mounted.
@@ -115,11 +123,11 @@ async fn pods_of_disk(world: &World, dir: &Path) -> Result<BTreeSet<PodUid>, Eff
     Ok(shown.filter_map(|mount| uid(&mount.path)).collect())
 }
 
-/// `None` if there is no data file, or if it names none.
-async fn csi_device(world: &World, dir: &Path) -> Result<Option<Device>, EffectError> {
+/// With the SELinux label that it is mounted with. `None` if there is no data file, or if it names none.
+async fn csi_device(world: &World, dir: &Path) -> Result<Option<(Device, Option<String>)>, EffectError> {
     let Some(data) = csi::read_data(world, dir).await? else { return Ok(None) };
     let is_named = !data.driver_name.is_empty() && !data.volume_handle.is_empty();
-    Ok(is_named.then(|| Device::csi(&data.driver_name, &data.volume_handle)))
+    Ok(is_named.then(|| (Device::csi(&data.driver_name, &data.volume_handle), data.selinux_mount_context)))
 }
 
 fn local_device(dir: &Path) -> Option<Device> {
@@ -127,11 +135,11 @@ fn local_device(dir: &Path) -> Option<Device> {
 }
 
 /// The directory has the name of its persistent volume.
-async fn block_device_in(world: &World, dir: &Path) -> Result<Option<Device>, EffectError> {
+async fn block_device_in(world: &World, dir: &Path) -> Result<Option<(Device, Option<String>)>, EffectError> {
     let block = dir.file_name().map(|name| name.to_string_lossy().into_owned());
-    Ok(csi_device(world, &dir.join("data")).await?.map(|device| match device {
-        Device::Csi(device) => Device::Csi(CsiDevice { block, ..device }),
-        other => other,
+    Ok(csi_device(world, &dir.join("data")).await?.map(|(device, _)| match device {
+        Device::Csi(device) => (Device::Csi(CsiDevice { block, ..device }), None),
+        other => (other, None),
     }))
 }
 
