@@ -21,7 +21,12 @@ use crate::{
     observation::{Listing, PodFacts, Remains, RuntimeStatus},
     op::Op,
     probes::ProbeOutcome,
-    volumes::{claims::PersistentSource, devices::FoundDevice, expansion::Expanded, teardown::PodVolume},
+    volumes::{
+        claims::{BlockPlaces, PersistentSource},
+        devices::FoundDevice,
+        expansion::Expanded,
+        teardown::PodVolume,
+    },
 };
 
 /// Ties a result to its effect. Unique within one process.
@@ -84,6 +89,8 @@ pub enum Facts {
     AttachLimit {
         is_exceeded: bool,
     },
+    /// A block volume's device is shown to its pod.
+    Mapped(BlockPlaces),
     Probe(ProbeOutcome),
     /// An HTTPS hook was sent over HTTP.
     HookFellBack {

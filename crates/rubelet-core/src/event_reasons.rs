@@ -61,6 +61,9 @@ pub const NODE_HAS_SUFFICIENT_PID: &str = "NodeHasSufficientPID";
 pub const STARTING_KUBELET: &str = "Starting";
 pub const FAILED_ATTACH_VOLUME: &str = "FailedAttachVolume";
 pub const FAILED_MOUNT_VOLUME: &str = "FailedMount";
+/// Of a block volume.
+pub const FAILED_MAP_VOLUME: &str = "FailedMapVolume";
+pub const SUCCESSFUL_MOUNT_VOLUME: &str = "SuccessfulMountVolume";
 /// Upstream had it as `FailedUnmountVolume` before it stopped recording it.
 pub const VOLUME_RESIZE_FAILED: &str = "VolumeResizeFailed";
 pub const FILE_SYSTEM_RESIZE_FAILED: &str = "FileSystemResizeFailed";

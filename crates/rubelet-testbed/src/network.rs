@@ -3,7 +3,10 @@
 //! Owns: the bridge and the CNI configuration. We create the bridge, not the CNI plugin: its name claims
 //! a subnet, since the kernel gives a name only once, and nothing enables forwarding or writes iptables rules.
 
-use std::{fs, net::{IpAddr, Ipv4Addr}};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr},
+};
 
 use anyhow::Context as _;
 use serde_json::json;

@@ -84,12 +84,14 @@ impl Agent {
         match (op, result) {
             (Op::Volume(VolumeOp::Stage { source, .. }), Ok(_)) => self.node.devices.staged(source),
             (Op::Volume(VolumeOp::Stage { source, .. }), Err(error)) => {
+                let (reason, step) = match source.is_block() {
+                    true => (event_reasons::FAILED_MAP_VOLUME, "MapVolume.SetUpDevice"),
+                    false => (event_reasons::FAILED_MOUNT_VOLUME, "MountVolume.MountDevice"),
+                };
                 for uid in &users {
                     let Some(record) = self.records.get(uid) else { continue };
-                    let message =
-                        format!("MountVolume.MountDevice failed for volume {:?} : {}", source.name, error.message);
+                    let message = format!("{step} failed for volume {:?} : {}", source.name, error.message);
                     let about = InvolvedObject::Pod(record.id.clone());
-                    let reason = event_reasons::FAILED_MOUNT_VOLUME;
                     self.outbox.record(EventRecord::new(about, Severity::Warning, reason, message));
                 }
                 self.node.devices.failed(name, error.message, now);

@@ -19,10 +19,10 @@ use crate::{
         csi::{self, AccessMode, CsiLifecycle, CsiVolume, DriverRules},
         devices::{Device, DeviceName},
         expansion::ClaimedSize,
-        fc::{FC_PLUGIN, FcVolume},
+        fc::{self, FC_PLUGIN, FcVolume},
         in_tree,
         iscsi::{ISCSI_PLUGIN, IscsiVolume},
-        local::{LOCAL_PLUGIN, LocalVolume},
+        local::{self, LOCAL_PLUGIN, LocalVolume},
         migration::{self, InlineVolume},
         nfs::{NFS_PLUGIN, NfsVolume},
     },
@@ -30,6 +30,8 @@ use crate::{
 
 /// The directory name of the CSI plugin.
 pub const CSI_PLUGIN: &str = "kubernetes.io~csi";
+/// The directories of block devices have this name.
+pub const VOLUME_DEVICES: &str = "volumeDevices";
 const GROUP_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
 /// Beats `spec.mountOptions`.
 const MOUNT_OPTIONS_ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
@@ -167,9 +169,6 @@ impl PersistentSource {
         if let Some(why) = claim_ref.usage.mismatch(is_block) {
             return Err(why);
         }
-        if is_block && spec.csi.is_none() {
-            return Err(format!("the kind of PV {name} is not supported as a block volume yet"));
-        }
         let mount_options = mount_options(volume, spec);
         if !in_tree::takes_mount_options(spec) && !mount_options.is_empty() {
             return Err("mount options are not supported for this volume type".to_owned());
@@ -186,7 +185,8 @@ impl PersistentSource {
             let volume = CsiVolume::persistent(source, mode, DriverRules::of(driver));
             PersistentKind::Csi(CsiVolume { mount_options, is_block, widest_access, ..volume })
         } else {
-            in_tree::kind(&name, spec, &claim_ref.namespace, &mount_options)?
+            let kind = in_tree::kind(&name, spec, &claim_ref.namespace, &mount_options)?;
+            if is_block { in_tree::as_block(&name, kind)? } else { kind }
         };
         let capacity = spec.capacity.as_ref().and_then(|capacity| capacity.get("storage"));
         let size = capacity.and_then(|capacity| ClaimedSize::of(claim, &capacity.0));
@@ -210,7 +210,13 @@ impl PersistentSource {
 
     /// Containers get its block device.
     pub fn is_block(&self) -> bool {
-        matches!(&self.kind, PersistentKind::Csi(volume) if volume.is_block)
+        match &self.kind {
+            PersistentKind::Csi(volume) => volume.is_block,
+            PersistentKind::Local(volume) => volume.is_block,
+            PersistentKind::Iscsi(volume) => volume.is_block,
+            PersistentKind::Fc(volume) => volume.is_block,
+            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => false,
+        }
     }
 
     /// Part of its pod's spec, without a persistent volume.
@@ -311,15 +317,30 @@ impl PersistentSource {
 
     /// Where containers mount it from.
     pub fn path(&self, pod_dir: &Path) -> PathBuf {
+        if let Some(places) = self.block_places(Path::new(""), pod_dir) {
+            return places.link_dir.join(&self.name);
+        }
         match &self.kind {
             PersistentKind::HostPath { path, .. } => path.clone(),
             PersistentKind::Local(_) => pod_dir.join("volumes").join(LOCAL_PLUGIN).join(&self.name),
             PersistentKind::Nfs(_) => pod_dir.join("volumes").join(NFS_PLUGIN).join(&self.name),
             PersistentKind::Iscsi(_) => pod_dir.join("volumes").join(ISCSI_PLUGIN).join(&self.name),
             PersistentKind::Fc(_) => pod_dir.join("volumes").join(FC_PLUGIN).join(&self.name),
-            PersistentKind::Csi(volume) if volume.is_block => block_link(pod_dir, &self.name),
             PersistentKind::Csi(_) => pod_dir.join("volumes").join(CSI_PLUGIN).join(&self.name).join("mount"),
         }
+    }
+
+    /// Where a block volume's device is shown; `None` for a file system.
+    pub fn block_places(&self, root_dir: &Path, pod_dir: &Path) -> Option<BlockPlaces> {
+        let (plugin, bound_dir) = match &self.kind {
+            PersistentKind::Csi(_) => (CSI_PLUGIN, bound_dir(root_dir, &self.name)),
+            PersistentKind::Local(_) => (LOCAL_PLUGIN, local::block_dir(root_dir).join(&self.name)),
+            PersistentKind::Iscsi(volume) => (ISCSI_PLUGIN, volume.device(&self.name).block_dir(root_dir)),
+            PersistentKind::Fc(volume) => (FC_PLUGIN, fc::block_dir(root_dir).join(volume.device.dir_name())),
+            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => return None,
+        };
+        let places = BlockPlaces { bound_dir, link_dir: links_dir(pod_dir, plugin) };
+        Some(places).filter(|_| self.is_block())
     }
 
     /// The name of its plugin in metrics.
@@ -335,14 +356,27 @@ impl PersistentSource {
     }
 }
 
-/// The link to a block volume's device.
-pub fn block_link(pod_dir: &Path, name: &str) -> PathBuf {
-    pod_dir.join("volumeDevices").join(CSI_PLUGIN).join(name)
+/// The two directories that show a block volume's device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockPlaces {
+    /// It is bound there under the UID of each pod that uses it. Upstream: the global map path.
+    pub bound_dir: PathBuf,
+    /// Of the pod: with a link for containers, by the volume's name. Upstream: the volume map path.
+    pub link_dir: PathBuf,
+}
+
+/// The directory of a pod's links to the devices of one plugin's volumes.
+pub fn links_dir(pod_dir: &Path, plugin: &str) -> PathBuf {
+    pod_dir.join(VOLUME_DEVICES).join(plugin)
 }
 
 /// The place where a block volume's device is bound for a pod, which drivers are asked about.
 pub fn bound_device(root_dir: &Path, name: &str, pod: &PodUid) -> PathBuf {
-    root_dir.join("plugins/kubernetes.io/csi/volumeDevices").join(name).join("dev").join(pod.as_str())
+    bound_dir(root_dir, name).join(pod.as_str())
+}
+
+fn bound_dir(root_dir: &Path, name: &str) -> PathBuf {
+    root_dir.join("plugins/kubernetes.io/csi").join(VOLUME_DEVICES).join(name).join("dev")
 }
 
 /// The volume must be resolved before it can be set up: its spec does not say all.
@@ -454,7 +488,7 @@ mod tests {
             source(bound("claim-1", "nfs", json!({"server": "s", "path": "/"}))),
             source(bound("claim-2", "local", json!({"path": "/disk"}))),
             source(json!({"local": {"path": "/disk"}})),
-            source(json!({"claimRef": {"uid": "claim-1"}, "volumeMode": "Block", "local": {"path": "/dev/sda"}})),
+            source(json!({"claimRef": {"uid": "claim-1"}, "volumeMode": "Block", "nfs": {"server": "s", "path": "/"}})),
         ];
         insta::assert_snapshot!(lines.join("\n"), @r"
         kubernetes.io/host-path /data true
@@ -463,30 +497,46 @@ mod tests {
         kubernetes.io/nfs /pod/volumes/kubernetes.io~nfs/pv true
         found PV object pv but its pv.Spec.ClaimRef.UID claim-2 does not point to claim.UID claim-1
         found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim
-        the kind of PV pv is not supported as a block volume yet
+        PV pv cannot be used as a block volume: its kind has no device
         ");
     }
 
     #[test]
     fn block_volume_is_a_device_and_no_mount() {
-        let spec = json!({
-            "volumeMode": "Block", "claimRef": {"uid": "claim-1"}, "csi": {"driver": "d", "volumeHandle": "h"},
-        });
-        let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
+        let volume = |field: &str, value: Value| {
+            let mut spec = json!({"volumeMode": "Block", "claimRef": {"uid": "claim-1"}});
+            spec[field] = value;
+            serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap()
+        };
         let claim = serde_json::from_value(json!({"metadata": {"uid": "claim-1"}})).unwrap();
-        let source = |container: Value| {
+        let source = |container: Value, volume: &PersistentVolume| {
             let named = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
             let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [container], "volumes": [named]}});
             let pod: Pod = serde_json::from_value(pod).unwrap();
             assert_eq!(volumes::volumes_to_mount(&pod).len(), 1);
             let claim_ref = ClaimRef::of(&pod, &pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0]).unwrap();
-            PersistentSource::of(&claim_ref, &claim, &volume, None)
+            PersistentSource::of(&claim_ref, &claim, volume, None)
         };
-        let device = source(json!({"name": "c", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})).unwrap();
-        assert!(device.is_block());
-        let link = device.path(Path::new("/pod"));
-        assert_eq!(link, Path::new("/pod/volumeDevices/kubernetes.io~csi/pv"));
-        let mounted = source(json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/x"}]}));
+        let volumes: [PersistentVolume; 4] = [
+            volume("csi", json!({"driver": "d", "volumeHandle": "h"})),
+            volume("local", json!({"path": "/dev/sda"})),
+            volume("iscsi", json!({"targetPortal": "10.0.0.1", "iqn": "iqn.2001-04.com.example:a", "lun": 0})),
+            volume("fc", json!({"targetWWNs": ["50060e801049cfd1"], "lun": 2})),
+        ];
+        let lines = volumes.each_ref().map(|volume| {
+            let container = json!({"name": "c", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]});
+            let device = source(container, volume).unwrap();
+            assert!(device.is_block());
+            let places = device.block_places(Path::new("/r"), Path::new("/pod")).unwrap();
+            format!("{} {}", places.bound_dir.display(), device.path(Path::new("/pod")).display())
+        });
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        /r/plugins/kubernetes.io/csi/volumeDevices/pv/dev /pod/volumeDevices/kubernetes.io~csi/pv
+        /r/plugins/kubernetes.io~local-volume/volumeDevices/pv /pod/volumeDevices/kubernetes.io~local-volume/pv
+        /r/plugins/kubernetes.io/iscsi/volumeDevices/iface-default/10.0.0.1:3260-iqn.2001-04.com.example:a-lun-0 /pod/volumeDevices/kubernetes.io~iscsi/pv
+        /r/plugins/kubernetes.io/fc/volumeDevices/50060e801049cfd1-lun-2 /pod/volumeDevices/kubernetes.io~fc/pv
+        ");
+        let mounted = source(json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/x"}]}), &volumes[1]);
         assert_eq!(mounted, Err("volume v has volumeMode Block, but is specified in volumeMounts".to_owned()));
     }
 }

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::FCVolumeSource;
 use serde::{Deserialize, Serialize};
 
+use super::claims::VOLUME_DEVICES;
+
 pub const FC_PLUGIN: &str = "kubernetes.io~fc";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +21,8 @@ pub struct FcVolume {
     pub mount_options: Vec<String>,
     /// The node waits for the attach/detach controller, which only notes where it is in use.
     pub attach: bool,
+    /// Containers get the block device, and no file system.
+    pub is_block: bool,
 }
 
 /// A disk, by its names in the fabric.
@@ -46,7 +50,8 @@ impl FcVolume {
             FcDevice::Targets { .. } => device.volume_name(),
             FcDevice::Ids(_) => FcDevice::Ids(wwids).volume_name(),
         };
-        Ok(FcVolume { volume_name, device, fs_type, mount_options: mount_options.to_vec(), attach: true })
+        let mount_options = mount_options.to_vec();
+        Ok(FcVolume { volume_name, device, fs_type, mount_options, attach: true, is_block: false })
     }
 }
 
@@ -107,6 +112,11 @@ impl FcDevice {
 
 pub fn devices_dir(root_dir: &Path) -> PathBuf {
     root_dir.join("plugins/kubernetes.io/fc")
+}
+
+/// Where block devices are bound for pods, by the names of the disks' directories.
+pub fn block_dir(root_dir: &Path) -> PathBuf {
+    devices_dir(root_dir).join(VOLUME_DEVICES)
 }
 
 #[cfg(test)]

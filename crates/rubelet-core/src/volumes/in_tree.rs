@@ -51,6 +51,18 @@ pub fn kind(
     Err(format!("the kind of PV {name} is not supported yet"))
 }
 
+/// The volume as a device for containers.
+pub fn as_block(name: &str, kind: PersistentKind) -> Result<PersistentKind, String> {
+    match kind {
+        PersistentKind::Local(volume) => Ok(PersistentKind::Local(LocalVolume { is_block: true, ..volume })),
+        PersistentKind::Iscsi(volume) => Ok(PersistentKind::Iscsi(IscsiVolume { is_block: true, ..volume })),
+        PersistentKind::Fc(volume) => Ok(PersistentKind::Fc(FcVolume { is_block: true, ..volume })),
+        PersistentKind::Csi(_) | PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => {
+            Err(format!("PV {name} cannot be used as a block volume: its kind has no device"))
+        }
+    }
+}
+
 fn iscsi(volume: IscsiVolume) -> Result<PersistentKind, String> {
     match volume.problem() {
         Some(problem) => Err(problem),

@@ -12,7 +12,7 @@ use std::{
 use k8s_openapi::api::core::v1::{ISCSIPersistentVolumeSource, ISCSIVolumeSource};
 use serde::{Deserialize, Serialize};
 
-use super::csi::SecretName;
+use super::{claims::VOLUME_DEVICES, csi::SecretName};
 
 pub const ISCSI_PLUGIN: &str = "kubernetes.io~iscsi";
 const DEFAULT_PORT: &str = ":3260";
@@ -51,6 +51,8 @@ pub struct IscsiVolume {
     pub secret: Option<SecretName>,
     /// The node waits for the attach/detach controller, which only notes where it is in use.
     pub attach: bool,
+    /// Containers get the block device, and no file system.
+    pub is_block: bool,
 }
 
 impl IscsiVolume {
@@ -73,6 +75,7 @@ impl IscsiVolume {
             session_chap: source.chap_auth_session.unwrap_or(false),
             secret,
             attach: true,
+            is_block: false,
         }
     }
 
@@ -91,6 +94,7 @@ impl IscsiVolume {
             session_chap: source.chap_auth_session.unwrap_or(false),
             secret: name.map(|name| SecretName { namespace: namespace.to_owned(), name }),
             attach: true,
+            is_block: false,
         }
     }
 
@@ -161,8 +165,17 @@ impl IscsiDevice {
 
     /// The directory where it is mounted for all pods.
     pub fn dir(&self, root_dir: &Path) -> PathBuf {
+        self.below(&devices_dir(root_dir))
+    }
+
+    /// The directory where its block device is bound for each pod.
+    pub fn block_dir(&self, root_dir: &Path) -> PathBuf {
+        self.below(&block_dir(root_dir))
+    }
+
+    fn below(&self, dir: &Path) -> PathBuf {
         let IscsiDevice { iface, portal, iqn, lun } = self;
-        devices_dir(root_dir).join(format!("iface-{iface}")).join(format!("{portal}-{iqn}-lun-{lun}"))
+        dir.join(format!("iface-{iface}")).join(format!("{portal}-{iqn}-lun-{lun}"))
     }
 
     /// From the last two parts of such a directory; `None` if they are others.
@@ -178,6 +191,10 @@ impl IscsiDevice {
 
 pub fn devices_dir(root_dir: &Path) -> PathBuf {
     root_dir.join("plugins/kubernetes.io/iscsi")
+}
+
+pub fn block_dir(root_dir: &Path) -> PathBuf {
+    devices_dir(root_dir).join(VOLUME_DEVICES)
 }
 
 /// The link to the disk behind one portal. On other transports than TCP it begins with the PCI device, so it is found by its end.

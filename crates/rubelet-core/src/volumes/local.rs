@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::LocalVolumeSource;
 use serde::{Deserialize, Serialize};
 
-use super::mounting::{self, DEFAULT_FS_TYPE};
+use super::{
+    claims::VOLUME_DEVICES,
+    mounting::{self, DEFAULT_FS_TYPE},
+};
 
 pub const LOCAL_PLUGIN: &str = "kubernetes.io~local-volume";
 
@@ -19,12 +22,15 @@ pub struct LocalVolume {
     /// Of a block device.
     pub fs_type: String,
     pub mount_options: Vec<String>,
+    /// Containers get the block device, and no file system.
+    pub is_block: bool,
 }
 
 impl LocalVolume {
     pub fn new(source: &LocalVolumeSource, mount_options: &[String]) -> Self {
         let fs_type = source.fs_type.clone().unwrap_or_else(|| DEFAULT_FS_TYPE.to_owned());
-        LocalVolume { path: PathBuf::from(&source.path), fs_type, mount_options: mount_options.to_vec() }
+        let (path, mount_options) = (PathBuf::from(&source.path), mount_options.to_vec());
+        LocalVolume { path, fs_type, mount_options, is_block: false }
     }
 
     /// Of the mount of a block device.
@@ -46,6 +52,11 @@ impl LocalVolume {
 /// Where block devices are mounted, by the names of their volumes.
 pub fn devices_dir(root_dir: &Path) -> PathBuf {
     root_dir.join("plugins/kubernetes.io/local-volume/mounts")
+}
+
+/// Where block devices are bound for pods, by the names of their volumes. Upstream escapes the plugin's name here.
+pub fn block_dir(root_dir: &Path) -> PathBuf {
+    root_dir.join("plugins").join(LOCAL_PLUGIN).join(VOLUME_DEVICES)
 }
 
 #[cfg(test)]

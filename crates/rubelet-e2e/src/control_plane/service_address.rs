@@ -32,7 +32,8 @@ pub struct ServiceAddress {
 impl ServiceAddress {
     pub fn serve(plane: &ControlPlane, testbed: &Testbed) -> anyhow::Result<Self> {
         testbed.add_address(SERVICE.into())?;
-        let listener = std::net::TcpListener::bind((SERVICE, PORT)).with_context(|| format!("bind {SERVICE}:{PORT}"))?;
+        let listener =
+            std::net::TcpListener::bind((SERVICE, PORT)).with_context(|| format!("bind {SERVICE}:{PORT}"))?;
         listener.set_nonblocking(true)?;
         let server = plane.server_address();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;

@@ -8,6 +8,7 @@ mod authorization;
 mod certificates;
 mod churn;
 pub mod csi;
+mod disks;
 mod events;
 mod eviction;
 mod faults;
@@ -94,6 +95,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         reboot::CASES,
         objects::CASES,
         trust_bundles::CASES,
+        disks::CASES,
         probes::CASES,
         parts::CASES,
         admission::CASES,

@@ -21,10 +21,7 @@ use rubelet_host::port::FileKind;
 
 use self::files::Owner;
 use super::{directories::component, failure};
-use crate::{
-    metrics::storage::{self, StorageOperation},
-    world::World,
-};
+use crate::{metrics::storage::StorageOperation, world::World};
 
 pub use self::devices::list_devices;
 #[cfg(test)]
@@ -34,6 +31,7 @@ mod attachment;
 mod block;
 mod claim;
 mod csi;
+mod device_map;
 mod devices;
 mod expansion;
 mod fc;
@@ -94,9 +92,9 @@ pub async fn set_up_volume(
     let owner = Owner { pod, uid, dir: &pod_dir };
     if let Some(source) = claimed {
         let setup = persistent::set_up(world, &owner, source);
-        let plugin = source.plugin();
-        let operation = Some((&*plugin, storage::mount_of(source)));
-        return measured(world, &source.name, operation, setup).await.map(|()| Facts::Nothing);
+        let step = if source.is_block() { Step::MAP } else { Step::MOUNT };
+        measured(world, (step, &source.name), Some(&source.plugin()), setup).await?;
+        return Ok(source.block_places(&world.paths.root_dir, owner.dir).map_or(Facts::Nothing, Facts::Mapped));
     }
     let mut volumes = volumes::volumes_to_mount(pod);
     volumes.retain(|known| known.name == volume);
@@ -116,8 +114,7 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMoun
     let mut failures = Vec::new();
     for volume in volumes {
         let setup = set_up(world, owner, &volume);
-        let operation = volume.source.plugin().map(|plugin| (plugin, StorageOperation::Mount));
-        failures.extend(measured(world, &volume.name, operation, setup).await.err());
+        failures.extend(measured(world, (Step::MOUNT, &volume.name), volume.source.plugin(), setup).await.err());
     }
     let Some(first) = failures.first() else { return Ok(Facts::Nothing) };
     let is_one_kind = failures.iter().all(|failure| failure.kind == first.kind);
@@ -126,21 +123,33 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMoun
     Err(EffectError { kind, message: messages.join("; ") })
 }
 
-/// Runs a setup, with its metric and upstream's beginning of its error.
+/// Upstream's words for a setup.
+#[derive(Clone, Copy)]
+struct Step {
+    operation: StorageOperation,
+    name: &'static str,
+}
+
+impl Step {
+    const MOUNT: Step = Step { operation: StorageOperation::Mount, name: "MountVolume.SetUp" };
+    const MAP: Step = Step { operation: StorageOperation::Map, name: "MapVolume.MapPodDevice" };
+}
+
+/// Runs the setup of a volume, with its metric and upstream's beginning of its error.
 async fn measured(
     world: &World,
-    name: &str,
-    operation: Option<(&str, StorageOperation)>,
+    (step, name): (Step, &str),
+    plugin: Option<&str>,
     setup: impl Future<Output = Result<(), EffectError>>,
 ) -> Result<(), EffectError> {
     let began = world.clock.now().uptime;
     let done = setup.await;
-    if let Some((plugin, operation)) = operation {
+    if let Some(plugin) = plugin {
         let took = world.clock.now().uptime.since(began);
-        world.metrics.storage.ended(plugin, operation, done.is_ok(), took);
+        world.metrics.storage.ended(plugin, step.operation, done.is_ok(), took);
     }
     done.map_err(|error| {
-        let message = format!("MountVolume.SetUp failed for volume {name:?} : {error}");
+        let message = format!("{} failed for volume {name:?} : {error}", step.name);
         EffectError { message, ..error }
     })
 }

@@ -63,6 +63,7 @@ fn two_pods() -> Snapshot {
             path: "/disk".into(),
             fs_type: String::new(),
             mount_options: Vec::new(),
+            is_block: false,
         }),
     };
     web.volumes.insert("data".to_owned(), VolumeRecord { claimed: None, is_set_up: true, ..VolumeRecord::default() });

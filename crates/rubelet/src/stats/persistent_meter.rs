@@ -238,6 +238,10 @@ async fn measure(world: &World, target: &Target, with_health: bool) -> Result<Op
     let began = world.clock.now();
     let (measurer, found) = match &target.source.kind {
         PersistentKind::HostPath { .. } => return Ok(None),
+        // It has no file system that could be measured.
+        PersistentKind::Local(_) | PersistentKind::Iscsi(_) | PersistentKind::Fc(_) if target.source.is_block() => {
+            return Ok(None);
+        }
         PersistentKind::Local(_) | PersistentKind::Nfs(_) | PersistentKind::Iscsi(_) | PersistentKind::Fc(_) => {
             ("statfs", of_file_system(world, target).await)
         }

@@ -2,7 +2,7 @@
 //!
 //! Owns: their words. Never: decides whether one is recorded.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use crate::{
     effect::{EffectError, EventRecord, InvolvedObject, Severity},
@@ -10,6 +10,7 @@ use crate::{
     id::ContainerId,
     op::{ContainerOp, Op, VolumeOp},
     pod::{PodRecord, sync_pod::event},
+    volumes::claims::{BlockPlaces, PersistentSource},
 };
 
 /// The container is gone; its runtime had kept processes that CRI does not show.
@@ -47,8 +48,26 @@ pub(super) fn failed_mount(record: &PodRecord, error: &EffectError) -> EventReco
 pub(super) fn failed_volume(record: &PodRecord, op: &VolumeOp, error: &EffectError) -> EventRecord {
     match op {
         VolumeOp::Resolve { volume, .. } if record.has_claim(volume) => failed_claim(record, volume, error),
+        VolumeOp::SetUp { claimed: Some(source), .. } if source.is_block() => {
+            let event = failed_mount(record, error);
+            EventRecord { reason: event_reasons::FAILED_MAP_VOLUME.to_owned(), ..event }
+        }
         _ => failed_mount(record, error),
     }
+}
+
+/// A block volume's device is shown to the pod.
+pub(super) fn mapped(record: &PodRecord, source: &PersistentSource, places: &BlockPlaces) -> Vec<EventRecord> {
+    let place = |what: &str, path: &Path| {
+        let message = format!(
+            "MapVolume.MapPodDevice succeeded for volume {:?} {what} {:?}",
+            source.name,
+            path.display().to_string()
+        );
+        let about = InvolvedObject::Pod(record.id.clone());
+        EventRecord::new(about, Severity::Normal, event_reasons::SUCCESSFUL_MOUNT_VOLUME, message)
+    };
+    vec![place("globalMapPath", &places.bound_dir), place("volumeMapPath", &places.link_dir)]
 }
 
 /// Upstream's sentence about a volume whose claim cannot be used.

@@ -1,8 +1,9 @@
 //! Results about volumes that a pod has already.
 //!
-//! Owns: what the end of a refresh, of another publication and of an expansion means. None of them delays the pod.
+//! Owns: what the end of a refresh, of another publication and of an expansion means, none of which delays the pod; and that
+//! of showing it a device, of which events tell.
 
-use super::events::failed_mount;
+use super::events::{failed_mount, mapped};
 use crate::{
     effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
@@ -30,6 +31,11 @@ pub(super) fn renewal_ended(
         VolumeOp::SetUp { volume, .. } if is_set_up(record, volume) => {
             record.volumes.entry(volume.clone()).or_default().is_republish_due = false;
             Some(failed(record).into_iter().collect())
+        }
+        VolumeOp::SetUp { volume, claimed: Some(source), .. } => {
+            let Ok(Facts::Mapped(places)) = result else { return None };
+            record.volumes.entry(volume.clone()).or_default().is_set_up = true;
+            Some(mapped(record, source, places))
         }
         VolumeOp::Resolve { volume, .. } if result.is_err() && is_set_up(record, volume) => Some(Vec::new()),
         VolumeOp::Expand { volume, source, .. } => match result {

@@ -89,7 +89,7 @@ pub(super) fn claimed(volume: &str, claim: &str) -> Value {
 }
 
 /// Runs a command in the pod's container.
-fn exec(cluster: &ClusterNode, pod: &str, script: &str) -> anyhow::Result<String> {
+pub(super) fn exec(cluster: &ClusterNode, pod: &str, script: &str) -> anyhow::Result<String> {
     cluster.kubectl(&["exec", pod, "--", "sh", "-c", script])
 }
 

@@ -12,7 +12,7 @@ use rubelet_core::{
     effect::{EffectError, ErrorKind},
     id::PodUid,
     volumes::{
-        claims::{self, CSI_PLUGIN, PersistentSource, block_link},
+        claims::{self, CSI_PLUGIN, PersistentSource, VOLUME_DEVICES, links_dir},
         csi::CsiVolume,
     },
 };
@@ -21,8 +21,6 @@ use super::{component, csi, files::Owner};
 use crate::{effects::failure, world::World};
 
 const DIR_MODE: u32 = 0o750;
-/// The directory of the links in a pod's directory, and that of the devices among the drivers'.
-pub(super) const VOLUME_DEVICES: &str = "volumeDevices";
 
 pub(super) fn devices_dir(world: &World) -> PathBuf {
     csi::devices_dir(world).join(VOLUME_DEVICES)
@@ -31,11 +29,6 @@ pub(super) fn devices_dir(world: &World) -> PathBuf {
 /// The directory is for parts of all block volumes, and not one volume's own.
 pub(super) fn is_shared_dir(dir: &Path) -> bool {
     dir.ends_with("staging") || dir.ends_with("publish")
-}
-
-/// The links of a pod.
-pub(super) fn links_dir(pod_dir: &Path) -> PathBuf {
-    pod_dir.join(VOLUME_DEVICES).join(CSI_PLUGIN)
 }
 
 pub(super) fn publish_path(world: &World, volume: &str, pod: &PodUid) -> Result<PathBuf, EffectError> {
@@ -61,7 +54,7 @@ pub(super) async fn publish(
 ) -> Result<(), EffectError> {
     let (host, root_dir) = (&world.host, &world.paths.root_dir);
     let target = publish_path(world, &source.name, owner.uid)?;
-    let link = block_link(owner.dir, &source.name);
+    let link = source.path(owner.dir);
     let client = csi::client(world, &volume.driver)?;
     let capabilities = csi::capabilities(&client).await?;
     let request = csi::publish_request(world, owner, source, (volume, &capabilities), &target).await?;
@@ -104,6 +97,6 @@ pub(super) async fn unpublish(world: &World, pod_dir: &Path, uid: &PodUid, volum
         return Err(EffectError { kind: ErrorKind::Retry, message });
     }
     host.remove_tree(&target).await.map_err(|error| failure::io("remove", &target, &error))?;
-    let link = block_link(pod_dir, volume);
+    let link = links_dir(pod_dir, CSI_PLUGIN).join(volume);
     host.remove_file(&link).await.map_err(|error| failure::io("remove", &link, &error))
 }

@@ -14,7 +14,7 @@ use rubelet_core::{
     effect::{EffectError, Facts},
     id::PodUid,
     volumes::{
-        claims::CSI_PLUGIN,
+        claims::{CSI_PLUGIN, links_dir},
         devices::{CsiDevice, Device, FoundDevice},
         fc,
         iscsi::{self, IscsiDevice},
@@ -23,7 +23,7 @@ use rubelet_core::{
 };
 use rubelet_host::port::FileKind;
 
-use super::{block, csi};
+use super::{block, csi, device_map};
 use crate::{effects::failure, world::World};
 
 pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
@@ -52,6 +52,10 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
         let pods = pods_of_disk(world, &dir).await?;
         found.entry(device).or_default().extend(pods);
     }
+    for (dir, device) in bound_devices(world).await? {
+        let pods = device_map::pods_of(world, &dir).await?;
+        found.entry(device).or_default().extend(pods);
+    }
     let mut are_known = Vec::new();
     for pod_dir in dirs(world, &world.paths.pods_dir()).await? {
         let Some(uid) = pod_dir.file_name().map(|name| PodUid::new(name.to_string_lossy())) else { continue };
@@ -65,7 +69,7 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
                 devices.extend(device.filter(|device| found.contains_key(device)));
             }
         }
-        for name in names(world, &block::links_dir(&pod_dir)).await? {
+        for name in names(world, &links_dir(&pod_dir, CSI_PLUGIN)).await? {
             let is_it = |device: &&Device| matches!(device, Device::Csi(it) if it.block.as_ref() == Some(&name));
             devices.extend(found.keys().find(is_it).cloned());
         }
@@ -101,6 +105,27 @@ async fn scsi_devices(world: &World) -> Result<Vec<(PathBuf, Device)>, EffectErr
         }
     }
     Ok(found)
+}
+
+/// The directories where block devices are bound for pods.
+async fn bound_devices(world: &World) -> Result<Vec<(PathBuf, Device)>, EffectError> {
+    let root_dir = &world.paths.root_dir;
+    let name = |dir: &Path| dir.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    let mut bound = Vec::new();
+    for dir in dirs(world, &local::block_dir(root_dir)).await? {
+        bound.extend(local_device(&dir).map(|device| (dir, device)));
+    }
+    for iface in dirs(world, &iscsi::block_dir(root_dir)).await? {
+        for dir in dirs(world, &iface).await? {
+            let device = IscsiDevice::parse(&name(&iface), &name(&dir));
+            bound.extend(device.map(|device| (dir, Device::Iscsi(device))));
+        }
+    }
+    for dir in dirs(world, &fc::block_dir(root_dir)).await? {
+        let device = Device::Fc { dir: name(&dir) };
+        bound.push((dir, device));
+    }
+    Ok(bound)
 }
 
 /// The pods that a disk is mounted for: only the mount table says which disk a pod's directory shows.

@@ -16,6 +16,7 @@ use rubelet_core::{
 use rubelet_host::port::Program;
 
 use super::{
+    device_map,
     mounting::{self, DIR_MODE, Mount},
     scsi::{self, Places},
 };
@@ -26,6 +27,13 @@ use crate::{
 
 pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &FcVolume) -> Result<Facts, EffectError> {
     let target = device_dir(world, &volume.device.dir_name())?;
+    if volume.is_block {
+        // First, so that the disk is detached by it whatever comes of this.
+        let bound = block_dir(world, &volume.device.dir_name())?;
+        let made = world.host.make_dir_beneath(&world.paths.root_dir, &bound, DIR_MODE).await;
+        made.map_err(|error| failure::io("make directory", &bound, &error))?;
+        return attach(world, Places::real(), &volume.device).await.map(|_| Facts::Nothing);
+    }
     if mounting::is_mounted(world, &target).await? {
         return Ok(Facts::Nothing);
     }
@@ -47,6 +55,8 @@ pub(super) async fn unstage(world: &World, dir: &str) -> Result<Facts, EffectErr
     if mounting::is_mounted(world, &target).await? {
         world.host.unmount(&target).await.map_err(|error| failure::io("unmount", &target, &error))?;
     }
+    let bound = block_dir(world, dir)?;
+    device_map::unbind_left(world, &bound).await?;
     // As long as the directory is there the disk is looked for again: a retry finds no mount any more.
     let disk = match (disk, FcDevice::parse(dir)) {
         (Some(disk), _) => Some(disk),
@@ -58,15 +68,39 @@ pub(super) async fn unstage(world: &World, dir: &str) -> Result<Facts, EffectErr
         // Another volume may name the same disk in another way.
         let table = world.host.mount_points().await;
         let table = table.map_err(|error| failure::io("look for mounts of", &disk, &error))?;
-        if !table.iter().any(|mount| Path::new(&mount.source) == disk) {
+        let is_mounted = table.iter().any(|mount| Path::new(&mount.source) == disk);
+        if !is_mounted && !is_bound_elsewhere(world, &disk, dir).await? {
             detach(world, Places::real(), &disk).await.map_err(|error| EffectError {
                 message: format!("fc: failed to detach disk: {}: {error}", disk.display()),
                 ..error
             })?;
         }
     }
-    world.host.remove_tree(&target).await.map_err(|error| failure::io("remove", &target, &error))?;
+    for dir in [target, bound] {
+        world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove", &dir, &error))?;
+    }
     Ok(Facts::Nothing)
+}
+
+/// The disk that this process or a previous one found, or the multipath device of its paths.
+pub(super) async fn disk(world: &World, device: &FcDevice) -> Result<PathBuf, EffectError> {
+    let lost = || EffectError { kind: ErrorKind::Retry, message: "no fc disk found".to_owned() };
+    find(world, Places::real(), device).await.ok_or_else(lost)
+}
+
+/// Another block volume names the same disk in another way.
+async fn is_bound_elsewhere(world: &World, disk: &Path, own: &str) -> Result<bool, EffectError> {
+    let names = scsi::names(world, &fc::block_dir(&world.paths.root_dir)).await?;
+    for device in names.iter().filter(|name| *name != own).filter_map(|name| FcDevice::parse(name)) {
+        if find(world, Places::real(), &device).await.as_deref() == Some(disk) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn block_dir(world: &World, dir: &str) -> Result<PathBuf, EffectError> {
+    Ok(fc::block_dir(&world.paths.root_dir).join(component(dir)?))
 }
 
 fn device_dir(world: &World, dir: &str) -> Result<PathBuf, EffectError> {

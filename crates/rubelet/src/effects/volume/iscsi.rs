@@ -24,7 +24,7 @@ use rubelet_host::port::{Ended, Program, ProgramOutput};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    csi,
+    csi, device_map,
     mounting::{self, DIR_MODE, Mount, said},
     scsi::{self, Places},
 };
@@ -77,12 +77,32 @@ pub(super) async fn stage(
 ) -> Result<Facts, EffectError> {
     let device = volume.device(&source.name);
     let target = device_dir(world, &device)?;
+    if volume.is_block {
+        // First, so that the disk is detached by it whatever comes of this.
+        write_data(world, source, volume, &device.block_dir(&world.paths.root_dir)).await?;
+        return attach(world, source, volume, &device).await.map(|_| Facts::Nothing);
+    }
     if mounting::is_mounted(world, &target).await? {
         return Ok(Facts::Nothing);
     }
     let disk = attach(world, source, volume, &device).await?;
-    let made = world.host.make_dir_beneath(&world.paths.root_dir, &target, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &target, &error))?;
+    write_data(world, source, volume, &target).await?;
+    let options = join_options(&volume.mount_options, source.read_only.then_some("ro"));
+    let disk = disk.display().to_string();
+    let order = Mount { source: &disk, target: &target, fs_type: &volume.fs_type, options: &options };
+    mounting::format_and_mount(world, order).await.map(|()| Facts::Nothing)
+}
+
+/// Makes the directory of a disk, with the file that says how to detach it.
+async fn write_data(
+    world: &World,
+    source: &PersistentSource,
+    volume: &IscsiVolume,
+    dir: &Path,
+) -> Result<(), EffectError> {
+    let device = volume.device(&source.name);
+    let made = world.host.make_dir_beneath(&world.paths.root_dir, dir, DIR_MODE).await;
+    made.map_err(|error| failure::io("make directory", dir, &error))?;
     let data = IscsiData {
         vol_name: source.name.clone(),
         portals: volume.portals.clone(),
@@ -93,13 +113,23 @@ pub(super) async fn stage(
         initiator_name: volume.initiator_name.clone().unwrap_or_default(),
     };
     let text = serde_json::to_vec(&data).expect("text fields become JSON");
-    let file = target.join(DATA_FILE);
+    let file = dir.join(DATA_FILE);
     let written = world.host.write_file_beneath(&world.paths.root_dir, &file, &text, FILE_MODE).await;
-    written.map_err(|error| failure::io("write", &file, &error))?;
-    let options = join_options(&volume.mount_options, source.read_only.then_some("ro"));
-    let disk = disk.display().to_string();
-    let order = Mount { source: &disk, target: &target, fs_type: &volume.fs_type, options: &options };
-    mounting::format_and_mount(world, order).await.map(|()| Facts::Nothing)
+    written.map_err(|error| failure::io("write", &file, &error))
+}
+
+/// The disk that this process or a previous one attached, or the multipath device of its paths.
+pub(super) async fn disk(world: &World, device: &IscsiDevice) -> Result<PathBuf, EffectError> {
+    let places = Places::real();
+    let disks = scsi::disks_of_target(world, places, &device.iqn, device.lun).await?;
+    let disks: Vec<_> = disks.iter().map(|disk| places.dev.join(disk)).collect();
+    for disk in &disks {
+        if let Some(mapped) = scsi::multipath_of(world, places, disk).await {
+            return Ok(mapped);
+        }
+    }
+    let lost = || retry(format!("iscsi: disk {} of {} is not attached any more", device.lun, device.iqn));
+    disks.into_iter().next().ok_or_else(lost)
 }
 
 pub(super) async fn unstage(world: &World, device: &IscsiDevice) -> Result<Facts, EffectError> {
@@ -107,11 +137,15 @@ pub(super) async fn unstage(world: &World, device: &IscsiDevice) -> Result<Facts
     if mounting::is_mounted(world, &target).await? {
         world.host.unmount(&target).await.map_err(|error| failure::io("unmount", &target, &error))?;
     }
-    detach(world, device, &target).await.map_err(|error| EffectError {
+    let bound = device.block_dir(&world.paths.root_dir);
+    device_map::unbind_left(world, &bound).await?;
+    detach(world, device, [&target, &bound]).await.map_err(|error| EffectError {
         message: format!("iscsi: failed to detach disk: {}\nError: {error}", target.display()),
         ..error
     })?;
-    world.host.remove_tree(&target).await.map_err(|error| failure::io("remove", &target, &error))?;
+    for dir in [target, bound] {
+        world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove", &dir, &error))?;
+    }
     Ok(Facts::Nothing)
 }
 
@@ -307,7 +341,7 @@ async fn clone_iface(world: &World, device: &IscsiDevice, shown: &str, initiator
 }
 
 /// Removes the disk from the node, and ends the sessions with its target if it was the last one.
-async fn detach(world: &World, device: &IscsiDevice, dir: &Path) -> Result<(), EffectError> {
+async fn detach(world: &World, device: &IscsiDevice, dirs: [&Path; 2]) -> Result<(), EffectError> {
     let places = Places::real();
     let disks = scsi::disks_of_target(world, places, &device.iqn, device.lun).await?;
     let mut mapped = BTreeSet::new();
@@ -321,11 +355,13 @@ async fn detach(world: &World, device: &IscsiDevice, dir: &Path) -> Result<(), E
     for disk in &disks {
         scsi::delete_disk(world, places, disk).await?;
     }
-    let data = read_data(world, dir).await?.unwrap_or_else(|| IscsiData {
-        portals: vec![device.portal.clone()],
-        iface: device.iface.clone(),
-        ..IscsiData::default()
-    });
+    let mut data =
+        IscsiData { portals: vec![device.portal.clone()], iface: device.iface.clone(), ..IscsiData::default() };
+    for dir in dirs {
+        if let Some(found) = read_data(world, dir).await? {
+            data = found;
+        }
+    }
     let _target = target_lock(&device.iqn).await;
     if volumes_of_target(world, device).await? > 1 {
         return Ok(());
@@ -348,16 +384,18 @@ async fn detach(world: &World, device: &IscsiDevice, dir: &Path) -> Result<(), E
     Ok(())
 }
 
-/// How many directories of its disks there are, on all interfaces.
+/// How many of its disks have directories, on all interfaces.
 async fn volumes_of_target(world: &World, device: &IscsiDevice) -> Result<usize, EffectError> {
-    let root = iscsi::devices_dir(&world.paths.root_dir);
-    let mut count = 0;
-    for iface in scsi::names(world, &root).await? {
-        let dirs = scsi::names(world, &root.join(&iface)).await?;
-        let found = dirs.iter().filter_map(|dir| IscsiDevice::parse(&iface, dir));
-        count += found.filter(|found| (&found.portal, &found.iqn) == (&device.portal, &device.iqn)).count();
+    let root_dir = &world.paths.root_dir;
+    let mut volumes = BTreeSet::new();
+    for root in [iscsi::devices_dir(root_dir), iscsi::block_dir(root_dir)] {
+        for iface in scsi::names(world, &root).await? {
+            let dirs = scsi::names(world, &root.join(&iface)).await?;
+            let found = dirs.iter().filter_map(|dir| IscsiDevice::parse(&iface, dir));
+            volumes.extend(found.filter(|found| (&found.portal, &found.iqn) == (&device.portal, &device.iqn)));
+        }
     }
-    Ok(count)
+    Ok(volumes.len())
 }
 
 async fn read_data(world: &World, dir: &Path) -> Result<Option<IscsiData>, EffectError> {

@@ -17,6 +17,7 @@ use rubelet_core::{
 use rubelet_host::port::FileKind;
 
 use super::{
+    device_map,
     files::Owner,
     mounting::{self, DIR_MODE, Mount},
     persistent,
@@ -33,6 +34,9 @@ pub(super) async fn stage(
     volume: &LocalVolume,
 ) -> Result<Facts, EffectError> {
     let target = device_dir(world, &source.name)?;
+    if volume.is_block {
+        return Ok(Facts::Nothing);
+    }
     if !is_device(world, volume).await? || mounting::is_mounted(world, &target).await? {
         return Ok(Facts::Nothing);
     }
@@ -52,7 +56,16 @@ pub(super) async fn stage(
 }
 
 pub(super) async fn unstage(world: &World, name: &str) -> Result<Facts, EffectError> {
-    mounting::unmount_and_remove(world, &device_dir(world, name)?).await.map(|()| Facts::Nothing)
+    mounting::unmount_and_remove(world, &device_dir(world, name)?).await?;
+    let bound = local::block_dir(&world.paths.root_dir).join(component(name)?);
+    device_map::unbind_left(world, &bound).await?;
+    world.host.remove_tree(&bound).await.map_err(|error| failure::io("remove", &bound, &error))?;
+    Ok(Facts::Nothing)
+}
+
+/// The block device of a volume that is used without a file system.
+pub(super) fn device(volume: &LocalVolume) -> Result<PathBuf, EffectError> {
+    volume.problem().map_or(Ok(volume.path.clone()), |problem| Err(failure::refused(problem)))
 }
 
 pub(super) async fn set_up(
@@ -127,8 +140,8 @@ mod tests {
     const UID: &str = "0001";
 
     fn volume(path: PathBuf) -> PersistentSource {
-        let volume = LocalVolume { path, fs_type: "ext4".to_owned(), mount_options: vec!["noexec".to_owned()] };
-        let kind = PersistentKind::Local(volume);
+        let (fs_type, mount_options) = ("ext4".to_owned(), vec!["noexec".to_owned()]);
+        let kind = PersistentKind::Local(LocalVolume { path, fs_type, mount_options, is_block: false });
         PersistentSource { name: "pv".to_owned(), read_only: false, is_exclusive: false, kind, size: None, group: None }
     }
 

@@ -11,13 +11,12 @@ use rubelet_core::{
     volumes::{
         self,
         claims::{PersistentKind, PersistentSource},
-        fc,
         mounting::bind_options,
     },
 };
 use rubelet_host::port::{SharedFiles, Sharing};
 
-use super::{block, csi, files::Owner, local, mounting, nfs, ownership, set_up_host_path};
+use super::{block, csi, device_map, fc, files::Owner, iscsi, local, mounting, nfs, ownership, set_up_host_path};
 use crate::{
     effects::{directories::component, failure},
     metrics::storage::StorageOperation,
@@ -27,6 +26,16 @@ use crate::{
 pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &PersistentSource) -> Result<(), EffectError> {
     match &source.kind {
         PersistentKind::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
+        PersistentKind::Local(volume) if volume.is_block => {
+            device_map::map(world, owner, source, &local::device(volume)?).await
+        }
+        PersistentKind::Iscsi(volume) if volume.is_block => {
+            let disk = iscsi::disk(world, &volume.device(&source.name)).await?;
+            device_map::map(world, owner, source, &disk).await
+        }
+        PersistentKind::Fc(volume) if volume.is_block => {
+            device_map::map(world, owner, source, &fc::disk(world, &volume.device).await?).await
+        }
         PersistentKind::Local(volume) => local::set_up(world, owner, source, volume).await,
         PersistentKind::Nfs(volume) => nfs::set_up(world, owner, source, volume).await,
         PersistentKind::Iscsi(volume) => {
@@ -34,7 +43,7 @@ pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &Persistent
             set_up_disk(world, owner, source, &from, &volume.mount_options).await
         }
         PersistentKind::Fc(volume) => {
-            let from = fc::devices_dir(&world.paths.root_dir).join(volume.device.dir_name());
+            let from = volumes::fc::devices_dir(&world.paths.root_dir).join(volume.device.dir_name());
             set_up_disk(world, owner, source, &from, &volume.mount_options).await
         }
         PersistentKind::Csi(volume) if volume.is_block => block::publish(world, owner, source, volume).await,
@@ -111,7 +120,12 @@ mod tests {
             is_exclusive: false,
             size: None,
             group: None,
-            kind: PersistentKind::Local(LocalVolume { path, fs_type: "ext4".to_owned(), mount_options: Vec::new() }),
+            kind: PersistentKind::Local(LocalVolume {
+                path,
+                fs_type: "ext4".to_owned(),
+                mount_options: Vec::new(),
+                is_block: false,
+            }),
         }
     }
 

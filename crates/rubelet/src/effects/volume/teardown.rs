@@ -16,11 +16,15 @@ use rubelet_core::{
     id::PodUid,
     observation::Remains,
     op::PodPlace,
-    volumes::{EMPTY_DIR_PLUGIN, claims::CSI_PLUGIN, teardown::PodVolume},
+    volumes::{
+        EMPTY_DIR_PLUGIN,
+        claims::{CSI_PLUGIN, VOLUME_DEVICES},
+        teardown::PodVolume,
+    },
 };
 use rubelet_host::port::FileKind;
 
-use super::{block, component, csi};
+use super::{block, component, csi, device_map};
 use crate::{
     effects::{failure, remains},
     metrics::storage::StorageOperation,
@@ -45,7 +49,7 @@ pub(super) async fn tear_down(world: &World, place: &PodPlace) -> Result<Facts, 
         for volume in &mounted {
             measured(world, uid, volume).await?;
         }
-        for dir in [block::VOLUME_DEVICES, VOLUMES] {
+        for dir in [VOLUME_DEVICES, VOLUMES] {
             unmount_below(world, &pod_dir.join(dir)).await?;
         }
         Ok(())
@@ -78,7 +82,11 @@ async fn measured(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(),
 
 async fn end(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), EffectError> {
     if volume.is_block {
-        return block::unpublish(world, &pod_dir(world, uid)?, uid, &volume.name).await;
+        let pod_dir = pod_dir(world, uid)?;
+        return match &*volume.plugin_dir {
+            CSI_PLUGIN => block::unpublish(world, &pod_dir, uid, &volume.name).await,
+            plugin => device_map::unmap(world, &pod_dir, plugin, uid).await,
+        };
     }
     let dir = volume_dir(world, uid, volume)?;
     if volume.plugin_dir == CSI_PLUGIN { csi::unpublish(world, &dir).await } else { unmount_below(world, &dir).await }
@@ -103,9 +111,16 @@ async fn mounted(world: &World, pod_dir: &Path) -> Result<BTreeSet<PodVolume>, E
             found.insert(PodVolume { plugin_dir: plugin_dir.clone(), name, is_block: false });
         }
     }
-    // Links, one per device.
-    for name in names(world, &block::links_dir(pod_dir), None).await? {
-        found.insert(PodVolume { plugin_dir: CSI_PLUGIN.to_owned(), name, is_block: true });
+    let devices = pod_dir.join(VOLUME_DEVICES);
+    for plugin_dir in names(world, &devices, Some(FileKind::Directory)).await? {
+        // Links, one per device.
+        let mut links = names(world, &devices.join(&plugin_dir), None).await?;
+        if plugin_dir != CSI_PLUGIN {
+            // Where they are bound does not say which is which: one of them ends all.
+            links.sort();
+            links.truncate(1);
+        }
+        found.extend(links.into_iter().map(|name| PodVolume { plugin_dir: plugin_dir.clone(), name, is_block: true }));
     }
     Ok(found)
 }

@@ -247,6 +247,7 @@ async fn local_volume_has_the_figures_of_its_file_system() {
                 path: "/disk".into(),
                 fs_type: String::new(),
                 mount_options: Vec::new(),
+                is_block: false,
             }),
         ),
         ("host", host),

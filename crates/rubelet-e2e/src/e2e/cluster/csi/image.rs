@@ -19,8 +19,14 @@ use rubelet_testbed::{
 pub const NAME: &str = "rubelet.test/csi:1";
 
 /// In the image's root directory.
-const PROGRAMS: [&str; 6] =
-    ["hostpathplugin", "csi-provisioner", "csi-resizer", "attacher-stand-in", "liveness-stand-in", "registrar-stand-in"];
+const PROGRAMS: [&str; 6] = [
+    "hostpathplugin",
+    "csi-provisioner",
+    "csi-resizer",
+    "attacher-stand-in",
+    "liveness-stand-in",
+    "registrar-stand-in",
+];
 
 /// Builds what is missing; returns the archive.
 pub fn ensure() -> anyhow::Result<PathBuf> {
