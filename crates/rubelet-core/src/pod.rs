@@ -495,6 +495,12 @@ impl PodRecord {
         volumes.any(|known| known.name == volume && ClaimRef::of(&self.pod, known).is_some())
     }
 
+    /// What the volume is may not be known although its spec says it: its driver may be missing.
+    pub fn has_flex_driver(&self, volume: &str) -> bool {
+        let mut volumes = self.spec().volumes.iter().flatten();
+        volumes.any(|known| known.name == volume && known.flex_volume.is_some())
+    }
+
     /// The persistent volumes behind its claims, by the volumes' names.
     pub fn claimed_volumes(&self) -> BTreeMap<String, Arc<PersistentSource>> {
         let claimed = self.volumes.iter().filter_map(|(name, volume)| Some((name, volume.claimed.as_ref()?)));

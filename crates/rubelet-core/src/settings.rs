@@ -37,6 +37,8 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// `podLogsDir`.
     pub pod_logs_dir: PathBuf,
+    /// `volumePluginDir`: programs of FlexVolume drivers.
+    pub volume_plugin_dir: PathBuf,
     pub logs: LogSettings,
     pub image_gc: ImageGcSettings,
     pub eviction: EvictionSettings,
@@ -229,6 +231,7 @@ impl Settings {
             min_container_ttl: Duration::ZERO,
             root_dir: PathBuf::from("/var/lib/kubelet"),
             pod_logs_dir: PathBuf::from("/var/log/pods"),
+            volume_plugin_dir: PathBuf::from("/usr/libexec/kubernetes/kubelet-plugins/volume/exec"),
             logs: LogSettings::default(),
             image_gc: ImageGcSettings::default(),
             eviction: EvictionSettings::default(),

@@ -26,6 +26,7 @@ pub mod devices;
 pub mod expansion;
 pub mod fc;
 pub mod files;
+pub mod flex;
 pub mod in_tree;
 pub mod iscsi;
 pub mod local;
@@ -417,7 +418,7 @@ mod tests {
         InTree
         GitRepo
         Csi { driver: "pd.csi.storage.gke.io" }
-        Unsupported("flexVolume")
+        InTree
         "#);
     }
 

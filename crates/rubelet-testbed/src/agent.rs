@@ -149,6 +149,7 @@ impl Agent {
         if let Program::Upstream(_) = self.program {
             extras.push(self.upstream_configuration());
         }
+        extras.push(json!({ "volumePluginDir": self.volume_plugins() }));
         if let Some(cluster) = &self.options.cluster {
             extras.push(self.cluster_configuration(cluster));
         }
@@ -167,7 +168,6 @@ impl Agent {
             "cgroupsPerQOS": false,
             "enforceNodeAllocatable": [],
             "localStorageCapacityIsolation": false,
-            "volumePluginDir": self.dir.join("volume-plugins"),
         })
     }
 
@@ -211,6 +211,11 @@ impl Agent {
 
     pub fn root_dir(&self) -> PathBuf {
         self.root_dir.clone()
+    }
+
+    /// Of FlexVolume drivers.
+    pub fn volume_plugins(&self) -> PathBuf {
+        self.dir.join("volume-plugins")
     }
 
     pub fn pod_logs_dir(&self) -> PathBuf {

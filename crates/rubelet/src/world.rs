@@ -61,6 +61,7 @@ impl World {
             paths: Paths {
                 root_dir: settings.root_dir.clone(),
                 pod_logs_dir: settings.pod_logs_dir.clone(),
+                volume_plugin_dir: settings.volume_plugin_dir.clone(),
                 container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR),
             },
             clock,
@@ -154,6 +155,8 @@ pub struct Paths {
     pub root_dir: PathBuf,
     /// `podLogsDir`, usually `/var/log/pods`.
     pub pod_logs_dir: PathBuf,
+    /// `volumePluginDir`.
+    pub volume_plugin_dir: PathBuf,
     /// `/var/log/containers`.
     pub container_links_dir: PathBuf,
 }
@@ -194,8 +197,12 @@ pub mod testing {
     pub fn world_in(dir: &Path) -> World {
         let dir = dir.canonicalize().unwrap();
         let runtime = CriClient::new("unix:///nowhere", "unix:///nowhere", Duration::from_secs(1)).unwrap();
-        let settings =
-            Settings { root_dir: dir.join("root"), pod_logs_dir: dir.join("pods"), ..Settings::for_node("n1") };
+        let settings = Settings {
+            root_dir: dir.join("root"),
+            pod_logs_dir: dir.join("pods"),
+            volume_plugin_dir: dir.join("volume-plugins"),
+            ..Settings::for_node("n1")
+        };
         let mut world = World::new(Arc::new(runtime), Arc::new(LinuxHost::default()), Clock::system(), settings);
         world.paths.container_links_dir = dir.join("containers");
         world

@@ -213,8 +213,15 @@ struct VolumeSource {
 
 impl VolumeSource {
     fn claimed(source: &PersistentSource, pod_dir: &Path) -> Self {
-        let is_another_s = matches!(source.kind, PersistentKind::HostPath { .. } | PersistentKind::Nfs(_));
-        let is_ours = !is_another_s && source.mount_context().is_none();
+        let is_ours = match &source.kind {
+            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => false,
+            PersistentKind::Flex(volume) => volume.capabilities.selinux_relabel,
+            PersistentKind::Local(_) | PersistentKind::Iscsi(_) | PersistentKind::Fc(_) | PersistentKind::Csi(_) => {
+                true
+            }
+        };
+        // What is mounted with its label need not be relabelled.
+        let is_ours = is_ours && source.mount_context().is_none();
         VolumeSource { host_path: source.path(pod_dir), is_ours, is_read_only: source.read_only }
     }
 

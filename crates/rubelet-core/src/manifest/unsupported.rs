@@ -12,7 +12,6 @@ const UNSUPPORTED: &[&str] = &[
     // There are no device plugins.
     "spec.<containers>[*].resources.limits.<resource>",
     "spec.<containers>[*].resizePolicy",
-    "spec.volumes[*].flexVolume",
     // No agent of this version has these: gitRepo's gate is locked off, the rest have no plugin.
     "spec.volumes[*].gitRepo",
     "spec.volumes[*].glusterfs",

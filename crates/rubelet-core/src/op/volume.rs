@@ -56,6 +56,7 @@ impl VolumeOp {
                 | PersistentKind::Local(_)
                 | PersistentKind::Nfs(_)
                 | PersistentKind::Iscsi(_)
+                | PersistentKind::Flex(_)
                 | PersistentKind::Fc(_) => Deadline::Ownership,
             }),
             VolumeOp::CheckAttachLimit { .. } => {

@@ -20,6 +20,7 @@ use crate::{
         devices::{Device, DeviceName},
         expansion::ClaimedSize,
         fc::{self, FC_PLUGIN, FcVolume},
+        flex::{self, FlexVolume},
         in_tree,
         iscsi::{ISCSI_PLUGIN, IscsiVolume},
         local::{self, LOCAL_PLUGIN, LocalVolume},
@@ -140,6 +141,7 @@ pub enum PersistentKind {
     Nfs(NfsVolume),
     Iscsi(IscsiVolume),
     Fc(FcVolume),
+    Flex(FlexVolume),
     Csi(CsiVolume),
 }
 
@@ -215,7 +217,7 @@ impl PersistentSource {
             PersistentKind::Local(volume) => volume.is_block,
             PersistentKind::Iscsi(volume) => volume.is_block,
             PersistentKind::Fc(volume) => volume.is_block,
-            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => false,
+            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) | PersistentKind::Flex(_) => false,
         }
     }
 
@@ -256,7 +258,15 @@ impl PersistentSource {
 
     /// The node may have to make its file system larger.
     pub fn is_expandable(&self) -> bool {
-        matches!(&self.kind, PersistentKind::Csi(volume) if volume.lifecycle == CsiLifecycle::Persistent)
+        match &self.kind {
+            PersistentKind::Csi(volume) => volume.lifecycle == CsiLifecycle::Persistent,
+            PersistentKind::Flex(volume) => volume.capabilities.requires_fs_resize,
+            PersistentKind::HostPath { .. }
+            | PersistentKind::Local(_)
+            | PersistentKind::Nfs(_)
+            | PersistentKind::Iscsi(_)
+            | PersistentKind::Fc(_) => false,
+        }
     }
 
     /// A volume of a pod whose kind moved into a CSI driver, or why it cannot be used.
@@ -277,6 +287,7 @@ impl PersistentSource {
             PersistentKind::Csi(volume) => volume.rules.attach,
             PersistentKind::Iscsi(volume) => volume.attach,
             PersistentKind::Fc(volume) => volume.attach,
+            PersistentKind::Flex(volume) => volume.capabilities.attach && volume.has_controller,
             PersistentKind::HostPath { .. } | PersistentKind::Local(_) | PersistentKind::Nfs(_) => false,
         }
     }
@@ -292,6 +303,7 @@ impl PersistentSource {
         match &mut self.kind {
             PersistentKind::Iscsi(volume) => volume.attach = false,
             PersistentKind::Fc(volume) => volume.attach = false,
+            PersistentKind::Flex(volume) => volume.has_controller = false,
             PersistentKind::Csi(_)
             | PersistentKind::HostPath { .. }
             | PersistentKind::Local(_)
@@ -311,6 +323,7 @@ impl PersistentSource {
             PersistentKind::Csi(_)
             | PersistentKind::HostPath { .. }
             | PersistentKind::Local(_)
+            | PersistentKind::Flex(_)
             | PersistentKind::Nfs(_) => Device::of(self).map(|device| DeviceName::of(&device).to_string()),
         }
     }
@@ -326,6 +339,9 @@ impl PersistentSource {
             PersistentKind::Nfs(_) => pod_dir.join("volumes").join(NFS_PLUGIN).join(&self.name),
             PersistentKind::Iscsi(_) => pod_dir.join("volumes").join(ISCSI_PLUGIN).join(&self.name),
             PersistentKind::Fc(_) => pod_dir.join("volumes").join(FC_PLUGIN).join(&self.name),
+            PersistentKind::Flex(volume) => {
+                pod_dir.join("volumes").join(flex::dir_name(&volume.driver)).join(&self.name)
+            }
             PersistentKind::Csi(_) => pod_dir.join("volumes").join(CSI_PLUGIN).join(&self.name).join("mount"),
         }
     }
@@ -337,7 +353,7 @@ impl PersistentSource {
             PersistentKind::Local(_) => (LOCAL_PLUGIN, local::block_dir(root_dir).join(&self.name)),
             PersistentKind::Iscsi(volume) => (ISCSI_PLUGIN, volume.device(&self.name).block_dir(root_dir)),
             PersistentKind::Fc(volume) => (FC_PLUGIN, fc::block_dir(root_dir).join(volume.device.dir_name())),
-            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => return None,
+            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) | PersistentKind::Flex(_) => return None,
         };
         let places = BlockPlaces { bound_dir, link_dir: links_dir(pod_dir, plugin) };
         Some(places).filter(|_| self.is_block())
@@ -351,6 +367,7 @@ impl PersistentSource {
             PersistentKind::Nfs(_) => "kubernetes.io/nfs".to_owned(),
             PersistentKind::Iscsi(_) => "kubernetes.io/iscsi".to_owned(),
             PersistentKind::Fc(_) => "kubernetes.io/fc".to_owned(),
+            PersistentKind::Flex(volume) => volume.driver.clone(),
             PersistentKind::Csi(volume) => format!("kubernetes.io/csi:{}", volume.driver),
         }
     }

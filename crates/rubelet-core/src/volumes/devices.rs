@@ -42,6 +42,7 @@ impl DeviceName {
             Device::Local { name } => format!("kubernetes.io/local-volume/{name}"),
             Device::Iscsi(device) => device.name(),
             Device::Fc { dir } => format!("kubernetes.io/fc/{dir}"),
+            Device::Flex { driver, name } => format!("{driver}/{name}"),
         })
     }
 
@@ -68,6 +69,12 @@ pub enum Device {
     /// By the name of its directory.
     Fc {
         dir: String,
+    },
+    /// By its driver, and the name of its persistent volume or of the volume in its pod: as upstream, pods of which volumes have
+    /// one name share it.
+    Flex {
+        driver: String,
+        name: String,
     },
 }
 
@@ -97,14 +104,17 @@ impl Device {
             PersistentKind::Local(_) => Some(Device::Local { name: source.name.clone() }),
             PersistentKind::Iscsi(volume) => Some(Device::Iscsi(volume.device(&source.name))),
             PersistentKind::Fc(volume) => Some(Device::Fc { dir: volume.device.dir_name() }),
-            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => None,
+            PersistentKind::Flex(volume) if volume.capabilities.attach => {
+                Some(Device::Flex { driver: volume.driver.clone(), name: source.name.clone() })
+            }
+            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) | PersistentKind::Flex(_) => None,
         }
     }
 
     /// What the Node object may call it.
     fn volume_names(&self) -> Vec<String> {
         match self {
-            Device::Csi(_) | Device::Local { .. } => vec![DeviceName::of(self).to_string()],
+            Device::Csi(_) | Device::Local { .. } | Device::Flex { .. } => vec![DeviceName::of(self).to_string()],
             Device::Iscsi(device) => device.volume_names(),
             Device::Fc { dir } => FcDevice::parse(dir).map(|device| device.volume_name()).into_iter().collect(),
         }
@@ -122,6 +132,7 @@ impl Device {
             Device::Local { .. } => "kubernetes.io/local-volume".to_owned(),
             Device::Iscsi(_) => "kubernetes.io/iscsi".to_owned(),
             Device::Fc { .. } => "kubernetes.io/fc".to_owned(),
+            Device::Flex { driver, .. } => driver.clone(),
         }
     }
 

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeSpec, Volume};
 use super::{
     claims::{PersistentKind, PersistentSource},
     fc::FcVolume,
+    flex::FlexVolume,
     host_path_type,
     iscsi::IscsiVolume,
     local::LocalVolume,
@@ -48,6 +49,9 @@ pub fn kind(
     if let Some(source) = &spec.fc {
         return FcVolume::new(source, mount_options).map(PersistentKind::Fc);
     }
+    if let Some(source) = &spec.flex_volume {
+        return FlexVolume::persistent(source, namespace).map(PersistentKind::Flex);
+    }
     Err(format!("the kind of PV {name} is not supported yet"))
 }
 
@@ -57,7 +61,7 @@ pub fn as_block(name: &str, kind: PersistentKind) -> Result<PersistentKind, Stri
         PersistentKind::Local(volume) => Ok(PersistentKind::Local(LocalVolume { is_block: true, ..volume })),
         PersistentKind::Iscsi(volume) => Ok(PersistentKind::Iscsi(IscsiVolume { is_block: true, ..volume })),
         PersistentKind::Fc(volume) => Ok(PersistentKind::Fc(FcVolume { is_block: true, ..volume })),
-        PersistentKind::Csi(_) | PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => {
+        PersistentKind::Csi(_) | PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) | PersistentKind::Flex(_) => {
             Err(format!("PV {name} cannot be used as a block volume: its kind has no device"))
         }
     }
@@ -72,7 +76,7 @@ fn iscsi(volume: IscsiVolume) -> Result<PersistentKind, String> {
 
 /// A volume that the pod's spec describes fully.
 pub fn is_inline(volume: &Volume) -> bool {
-    volume.nfs.is_some() || volume.iscsi.is_some() || volume.fc.is_some()
+    volume.nfs.is_some() || volume.iscsi.is_some() || volume.fc.is_some() || volume.flex_volume.is_some()
 }
 
 /// What it is, or why it cannot be used; `None` for a volume of another kind.
@@ -83,6 +87,8 @@ pub fn inline(volume: &Volume, namespace: &str) -> Result<Option<PersistentSourc
         (iscsi(IscsiVolume::inline(source, namespace))?, source.read_only)
     } else if let Some(source) = &volume.fc {
         (PersistentKind::Fc(FcVolume::new(source, &[])?), source.read_only)
+    } else if let Some(source) = &volume.flex_volume {
+        (PersistentKind::Flex(FlexVolume::inline(source, namespace)?), source.read_only)
     } else {
         return Ok(None);
     };
@@ -115,6 +121,8 @@ mod tests {
         assert_eq!(read(iscsi).as_deref(), Some("kubernetes.io/iscsi /pod/volumes/kubernetes.io~iscsi/v false"));
         let fc = json!({"name": "v", "fc": {"wwids": ["3600508b4"], "readOnly": true}});
         assert_eq!(read(fc).as_deref(), Some("kubernetes.io/fc /pod/volumes/kubernetes.io~fc/v true"));
+        let flex = json!({"name": "v", "flexVolume": {"driver": "vendor/cifs"}});
+        assert_eq!(read(flex).as_deref(), Some("vendor/cifs /pod/volumes/vendor~cifs/v false"));
         assert_eq!(read(json!({"name": "v", "emptyDir": {}})), None);
     }
 }

@@ -162,7 +162,8 @@ fn plugin(source: &PersistentSource) -> String {
         | PersistentKind::Local(_)
         | PersistentKind::Nfs(_)
         | PersistentKind::Iscsi(_)
-        | PersistentKind::Fc(_) => source.plugin(),
+        | PersistentKind::Fc(_)
+        | PersistentKind::Flex(_) => source.plugin(),
     }
 }
 
@@ -175,7 +176,8 @@ fn access_mode(source: &PersistentSource) -> Option<&'static str> {
         | PersistentKind::Local(_)
         | PersistentKind::Nfs(_)
         | PersistentKind::Iscsi(_)
-        | PersistentKind::Fc(_) => source.is_exclusive.then_some("RWOP"),
+        | PersistentKind::Fc(_)
+        | PersistentKind::Flex(_) => source.is_exclusive.then_some("RWOP"),
     }
 }
 

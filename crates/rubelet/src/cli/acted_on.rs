@@ -101,6 +101,7 @@ pub const ACTED_ON: &[&str] = &[
     "tlsCurvePreferences",
     "tlsMinVersion",
     "tlsPrivateKeyFile",
+    "volumePluginDir",
     "volumeStatsAggPeriod",
 ];
 

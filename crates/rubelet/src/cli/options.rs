@@ -189,6 +189,7 @@ impl Options {
             min_container_ttl: flags.minimum_container_ttl_duration.as_std(),
             root_dir: flags.root_dir.clone(),
             pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+            volume_plugin_dir: PathBuf::from(&config.volume_plugin_dir),
             logs: LogSettings {
                 max_bytes: max_log_bytes(&config.container_log_max_size),
                 max_files: u32::try_from(config.container_log_max_files).unwrap_or(u32::MAX),

@@ -36,6 +36,7 @@ mod devices;
 mod expansion;
 mod fc;
 mod files;
+mod flex;
 mod iscsi;
 mod local;
 mod mounting;
@@ -62,6 +63,7 @@ pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, Effec
             PersistentKind::Local(volume) => local::stage(world, source, volume).await,
             PersistentKind::Iscsi(volume) => iscsi::stage(world, source, volume).await,
             PersistentKind::Fc(volume) => fc::stage(world, source, volume).await,
+            PersistentKind::Flex(volume) => flex::stage(world, source, volume).await,
             PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => Ok(Facts::Nothing),
         },
         VolumeOp::Unstage { device } => match device {
@@ -69,6 +71,7 @@ pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, Effec
             Device::Local { name } => local::unstage(world, name).await,
             Device::Iscsi(device) => iscsi::unstage(world, device).await,
             Device::Fc { dir } => fc::unstage(world, dir).await,
+            Device::Flex { driver, name } => flex::unstage(world, driver, name).await,
         },
         VolumeOp::SetUp { pod, uid, volume, claimed } => {
             set_up_volume(world, pod, uid, volume, claimed.as_deref()).await

@@ -42,8 +42,12 @@ pub(crate) mod alone;
 pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>, ServerContext) {
     let (sender, snapshots) = watch::channel(Arc::new(snapshot));
     let clock = Clock::simulated(views::tests::at("2026-11-15T19:00:00Z"), Arc::default());
-    let paths =
-        Paths { root_dir: root.to_owned(), pod_logs_dir: root.join("logs"), container_links_dir: root.join("links") };
+    let paths = Paths {
+        root_dir: root.to_owned(),
+        pod_logs_dir: root.join("logs"),
+        volume_plugin_dir: root.join("volume-plugins"),
+        container_links_dir: root.join("links"),
+    };
     let runtime =
         Arc::new(CriClient::new("unix:///nowhere.sock", "unix:///nowhere.sock", Duration::from_secs(1)).unwrap());
     let lanes = Lanes::own_files();

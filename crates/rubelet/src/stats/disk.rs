@@ -287,8 +287,12 @@ mod tests {
     }
 
     fn counter(dir: &Path) -> DiskCounter {
-        let paths =
-            Paths { root_dir: dir.to_owned(), pod_logs_dir: dir.join("logs"), container_links_dir: dir.join("links") };
+        let paths = Paths {
+            root_dir: dir.to_owned(),
+            pod_logs_dir: dir.join("logs"),
+            volume_plugin_dir: dir.join("volume-plugins"),
+            container_links_dir: dir.join("links"),
+        };
         let host = Arc::new(rubelet_host::linux::LinuxHost::default());
         DiskCounter::new(DiskSources {
             runtime: Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap()),

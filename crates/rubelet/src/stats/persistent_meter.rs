@@ -238,13 +238,16 @@ async fn measure(world: &World, target: &Target, with_health: bool) -> Result<Op
     let began = world.clock.now();
     let (measurer, found) = match &target.source.kind {
         PersistentKind::HostPath { .. } => return Ok(None),
+        PersistentKind::Flex(volume) if !volume.capabilities.supports_metrics => return Ok(None),
         // It has no file system that could be measured.
         PersistentKind::Local(_) | PersistentKind::Iscsi(_) | PersistentKind::Fc(_) if target.source.is_block() => {
             return Ok(None);
         }
-        PersistentKind::Local(_) | PersistentKind::Nfs(_) | PersistentKind::Iscsi(_) | PersistentKind::Fc(_) => {
-            ("statfs", of_file_system(world, target).await)
-        }
+        PersistentKind::Local(_)
+        | PersistentKind::Nfs(_)
+        | PersistentKind::Iscsi(_)
+        | PersistentKind::Fc(_)
+        | PersistentKind::Flex(_) => ("statfs", of_file_system(world, target).await),
         PersistentKind::Csi(volume) => (volume.driver.as_str(), ask_driver(world, target, volume, with_health).await),
     };
     world.metrics.storage.measured(measurer, world.clock.now().uptime.since(began.uptime));

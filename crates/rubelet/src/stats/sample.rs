@@ -336,6 +336,7 @@ mod tests {
             paths: Paths {
                 root_dir: nowhere.clone(),
                 pod_logs_dir: nowhere.clone(),
+                volume_plugin_dir: nowhere.clone(),
                 container_links_dir: nowhere.clone(),
             },
             clock: clock.clone(),

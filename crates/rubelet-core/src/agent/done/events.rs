@@ -47,7 +47,9 @@ pub(super) fn failed_mount(record: &PodRecord, error: &EffectError) -> EventReco
 
 pub(super) fn failed_volume(record: &PodRecord, op: &VolumeOp, error: &EffectError) -> EventRecord {
     match op {
-        VolumeOp::Resolve { volume, .. } if record.has_claim(volume) => failed_claim(record, volume, error),
+        VolumeOp::Resolve { volume, .. } if record.has_claim(volume) || record.has_flex_driver(volume) => {
+            failed_claim(record, volume, error)
+        }
         VolumeOp::SetUp { claimed: Some(source), .. } if source.is_block() => {
             let event = failed_mount(record, error);
             EventRecord { reason: event_reasons::FAILED_MAP_VOLUME.to_owned(), ..event }

@@ -1,25 +1,44 @@
-//! Volumes that need no CSI driver: a block device of the node as it is.
+//! Volumes that need no CSI driver: a block device of the node as it is, and those of a FlexVolume driver.
 
 use std::{
     fs::{self, File},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use rubelet_testbed::command::{SHORT, command, output};
 use serde_json::{Value, json};
 
 use crate::e2e::cluster::{
     ClusterCase, ClusterNode, OBEDIENT, Plane,
-    csi::{claimed, exec, local_claim, local_volume},
+    csi::{claimed, exec, local_claim, local_volume, spec_with},
     pod, spec,
 };
 
-pub const CASES: &[ClusterCase] = &[ClusterCase {
-    name: "a local block device is used by its pods, also by those that end while the agent is down, and is released",
-    plane: Plane::Shared,
-    run: block,
-}];
+pub const CASES: &[ClusterCase] = &[
+    ClusterCase {
+        name: "a local block device is used by its pods, also by those that end while the agent is down, and is released",
+        plane: Plane::Shared,
+        run: block,
+    },
+    ClusterCase {
+        name: "a FlexVolume driver that is installed later mounts volumes of pods and claims",
+        plane: Plane::Shared,
+        run: flex,
+    },
+];
+
+/// Mounts memory, and writes there what it was told.
+const FLEX_DRIVER: &str = r#"#!/bin/sh
+ok() { echo '{"status": "Success"}'; exit 0; }
+case "$1" in
+init) echo '{"status": "Success", "capabilities": {"attach": false}}' ;;
+mount) mount -t tmpfs -o size=64k flex "$2" && echo "$3" > "$2/told" && ok ;;
+unmount) umount "$2" && ok ;;
+*) echo '{"status": "Not supported"}'; exit 1 ;;
+esac
+"#;
 
 /// A file as a block device, until this is dropped.
 struct LoopDevice(PathBuf);
@@ -82,6 +101,60 @@ fn block(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         Ok(())
     })?;
     cluster.kubectl(&["delete", "pvc/local-raw"])?;
+    let selector = format!("--selector=of={}", cluster.name);
+    cluster.kubectl(&["delete", "pv", &selector])?;
+    Ok(())
+}
+
+fn flex(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let mut volume = local_volume(cluster, "flex")?;
+    let spec = volume["spec"].as_object_mut().context("a volume has a spec")?;
+    spec.remove("local");
+    spec.insert("flexVolume".to_owned(), json!({ "driver": "example.com/mem", "options": { "of": "the-volume" } }));
+    cluster.plane().apply(&json!({ "apiVersion": "v1", "kind": "List", "items": [volume] }))?;
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": { "name": "login" },
+        "type": "example.com/mem",
+        "stringData": { "password": "open" },
+    });
+    let source = json!({ "driver": "example.com/mem", "secretRef": { "name": "login" } });
+    let inline = json!({ "name": "data", "flexVolume": source });
+    cluster.apply_all(vec![
+        secret,
+        local_claim(cluster, "flex"),
+        pod("inline", &spec_with(cluster, OBEDIENT, &[inline])),
+        pod("claimed", &spec_with(cluster, OBEDIENT, &[claimed("data", "local-flex")])),
+    ])?;
+    cluster.wait("the pod says that its driver is missing", 60, |cluster| {
+        let fields = "--field-selector=involvedObject.name=inline";
+        let events = cluster.kubectl(&["get", "events", fields, "-o", "json"])?;
+        ensure!(events.contains("no volume plugin matched"), "{events}");
+        Ok(())
+    })?;
+    let dir = cluster.node.agent.volume_plugins().join("example.com~mem");
+    fs::create_dir_all(&dir)?;
+    // It gets its name when it is complete.
+    fs::write(dir.join(".mem"), FLEX_DRIVER)?;
+    fs::set_permissions(dir.join(".mem"), fs::Permissions::from_mode(0o755))?;
+    fs::rename(dir.join(".mem"), dir.join("mem"))?;
+    for (name, told) in
+        [("inline", r#""kubernetes.io/secret/password":"b3Blbg==""#), ("claimed", r#""of":"the-volume""#)]
+    {
+        cluster.wait_running(name, 150)?;
+        let seen = exec(cluster, name, "cat /data/told")?;
+        let pod = format!(r#""kubernetes.io/pod.name":"{name}""#);
+        ensure!(seen.contains(told) && seen.contains(&pod), "{name} has {seen}");
+    }
+    cluster.node.agent.kill();
+    cluster.kubectl(&["delete", "pod", "inline", "claimed", "--wait=false"])?;
+    cluster.start()?;
+    cluster.wait_none(90)?;
+    let table = fs::read_to_string("/proc/self/mounts")?;
+    ensure!(!table.contains("example.com~mem"), "mounts are left:\n{table}");
+    cluster.kubectl(&["delete", "pvc/local-flex"])?;
     let selector = format!("--selector=of={}", cluster.name);
     cluster.kubectl(&["delete", "pv", &selector])?;
     Ok(())

@@ -22,7 +22,7 @@ use rubelet_core::{
 use rubelet_kube::{error_chain, port::ObjectPath};
 use serde::de::DeserializeOwned;
 
-use super::csi::inline_handle;
+use super::{csi::inline_handle, flex};
 use crate::{
     effects::{failure, status},
     world::World,
@@ -37,7 +37,7 @@ pub(super) async fn resolve(world: &World, pod: &Pod, volume: &str) -> Result<Fa
     let inline = named.map_or(Ok(None), |named| in_tree::inline(named, namespace_of(pod)));
     if let Some(source) = inline.map_err(failure::refused)? {
         let source = if world.cluster.is_some() { source } else { source.without_controller() };
-        return Ok(Facts::Volume(Arc::new(source)));
+        return Ok(Facts::Volume(Arc::new(flex::with_capabilities(world, source).await?)));
     }
     let moved = named.map_or(Ok(None), |named| migration::inline(named, namespace_of(pod)));
     if let Some(moved) = moved.map_err(failure::refused)? {
@@ -71,7 +71,8 @@ async fn source_of(world: &World, pod: &Pod, claim: &ClaimRef) -> Result<Persist
         Some(driver) => csi_driver(world, &driver).await?,
         None => None,
     };
-    PersistentSource::of(claim, &found, &volume, object.as_ref()).map_err(unusable)
+    let source = PersistentSource::of(claim, &found, &volume, object.as_ref()).map_err(unusable)?;
+    flex::with_capabilities(world, source).await
 }
 
 async fn inline(world: &World, pod: &Pod, volume: &str, source: &CSIVolumeSource) -> Result<Facts, EffectError> {

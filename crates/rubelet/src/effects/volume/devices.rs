@@ -16,7 +16,7 @@ use rubelet_core::{
     volumes::{
         claims::{CSI_PLUGIN, links_dir},
         devices::{CsiDevice, Device, FoundDevice},
-        fc,
+        fc, flex,
         iscsi::{self, IscsiDevice},
         local::{self, LOCAL_PLUGIN},
     },
@@ -56,6 +56,9 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
         let pods = device_map::pods_of(world, &dir).await?;
         found.entry(device).or_default().extend(pods);
     }
+    for device in flex_devices(world).await? {
+        found.insert(device, BTreeSet::new());
+    }
     let mut are_known = Vec::new();
     for pod_dir in dirs(world, &world.paths.pods_dir()).await? {
         let Some(uid) = pod_dir.file_name().map(|name| PodUid::new(name.to_string_lossy())) else { continue };
@@ -76,6 +79,14 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
         // A directory of the node is in use without a device of its own.
         let local = dirs(world, &volumes.join(LOCAL_PLUGIN)).await?;
         devices.extend(local.iter().filter_map(|dir| local_device(dir)));
+        for dir in dirs(world, &volumes).await? {
+            let Some(driver) = flex::driver_of_dir(&name_of(&dir)) else { continue };
+            for name in names(world, &dir).await? {
+                devices.extend(
+                    [Device::Flex { driver: driver.clone(), name }].into_iter().filter(|it| found.contains_key(it)),
+                );
+            }
+        }
         for device in devices {
             found.entry(device).or_default().insert(uid.clone());
         }
@@ -90,39 +101,61 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
 
 /// The directories where disks of targets and fabrics are mounted.
 async fn scsi_devices(world: &World) -> Result<Vec<(PathBuf, Device)>, EffectError> {
-    let name = |dir: &Path| dir.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
     let mut found = Vec::new();
     for iface in dirs(world, &iscsi::devices_dir(&world.paths.root_dir)).await? {
         for dir in dirs(world, &iface).await? {
-            let device = IscsiDevice::parse(&name(&iface), &name(&dir));
+            let device = IscsiDevice::parse(&name_of(&iface), &name_of(&dir));
             found.extend(device.map(|device| (dir, Device::Iscsi(device))));
         }
     }
     for dir in dirs(world, &fc::devices_dir(&world.paths.root_dir)).await? {
         if !dir.ends_with("volumeDevices") {
-            let device = Device::Fc { dir: name(&dir) };
+            let device = Device::Fc { dir: name_of(&dir) };
             found.push((dir, device));
         }
     }
     Ok(found)
 }
 
+/// The volumes that drivers mounted for all pods: `<driver>/mounts/<volume>` or `<vendor>/<driver>/mounts/<volume>`.
+async fn flex_devices(world: &World) -> Result<Vec<Device>, EffectError> {
+    let mut drivers = Vec::new();
+    for dir in dirs(world, &flex::devices_dir(&world.paths.root_dir)).await? {
+        let name = name_of(&dir);
+        for below in dirs(world, &dir).await? {
+            match name_of(&below).as_str() {
+                flex::MOUNTS => drivers.push((name.clone(), below)),
+                driver => drivers.push((format!("{name}/{driver}"), below.join(flex::MOUNTS))),
+            }
+        }
+    }
+    let mut devices = Vec::new();
+    for (driver, dir) in drivers {
+        let names = names(world, &dir).await?;
+        devices.extend(names.into_iter().map(|name| Device::Flex { driver: driver.clone(), name }));
+    }
+    Ok(devices)
+}
+
+fn name_of(dir: &Path) -> String {
+    dir.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned()
+}
+
 /// The directories where block devices are bound for pods.
 async fn bound_devices(world: &World) -> Result<Vec<(PathBuf, Device)>, EffectError> {
     let root_dir = &world.paths.root_dir;
-    let name = |dir: &Path| dir.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
     let mut bound = Vec::new();
     for dir in dirs(world, &local::block_dir(root_dir)).await? {
         bound.extend(local_device(&dir).map(|device| (dir, device)));
     }
     for iface in dirs(world, &iscsi::block_dir(root_dir)).await? {
         for dir in dirs(world, &iface).await? {
-            let device = IscsiDevice::parse(&name(&iface), &name(&dir));
+            let device = IscsiDevice::parse(&name_of(&iface), &name_of(&dir));
             bound.extend(device.map(|device| (dir, Device::Iscsi(device))));
         }
     }
     for dir in dirs(world, &fc::block_dir(root_dir)).await? {
-        let device = Device::Fc { dir: name(&dir) };
+        let device = Device::Fc { dir: name_of(&dir) };
         bound.push((dir, device));
     }
     Ok(bound)

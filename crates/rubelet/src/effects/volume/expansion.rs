@@ -2,7 +2,7 @@
 //!
 //! Owns: the call, and the writes of the claim's status around it. Never: decides whether a claim wants it
 //! (`rubelet_core::volumes::expansion`).
-//! Upstream: `csi/expander.go`, `operationexecutor/node_expander.go`.
+//! Upstream: `csi/expander.go`, `flexvolume/expander.go`, `operationexecutor/node_expander.go`.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use rubelet_core::{
@@ -23,17 +23,17 @@ use rubelet_kube::{
 };
 use serde_json::Value;
 
-use super::{block, csi};
+use super::{block, csi, flex};
 use crate::{
     effects::{failure, status},
     world::World,
 };
 
 pub(super) async fn expand(world: &World, uid: &PodUid, source: &PersistentSource) -> Result<Facts, EffectError> {
-    let (PersistentKind::Csi(volume), Some(size)) = (&source.kind, &source.size) else {
+    let Some(size) = source.size.as_ref().filter(|_| source.is_expandable()) else {
         return Ok(Facts::Expanded(Expanded::NotNeeded));
     };
-    if source.read_only || volume.read_only {
+    if source.read_only || matches!(&source.kind, PersistentKind::Csi(volume) if volume.read_only) {
         return Ok(Facts::Expanded(Expanded::ReadOnly));
     }
     let claim = claim(world, size).await?;
@@ -44,7 +44,16 @@ pub(super) async fn expand(world: &World, uid: &PodUid, source: &PersistentSourc
         Some(patch) => write(world, size, &patch).await?,
         None => claim,
     };
-    match call(world, uid, (source, volume), &wanted).await? {
+    let called = match &source.kind {
+        PersistentKind::Csi(volume) => call(world, uid, (source, volume), &wanted).await?,
+        PersistentKind::Flex(volume) if flex::expand(world, uid, (source, volume), (&wanted, size)).await? => {
+            Called::Done
+        }
+        _ => {
+            Called::Unsupported { error: format!("expandfs is not supported by the driver of volume {}", source.name) }
+        }
+    };
+    match called {
         Called::Done if is_shown => Ok(Facts::Expanded(Expanded::Done)),
         Called::Done => {
             write(world, size, &expansion::finished_patch(&claim, &wanted)).await?;

@@ -16,7 +16,7 @@ use rubelet_core::{
 };
 use rubelet_host::port::{SharedFiles, Sharing};
 
-use super::{block, csi, device_map, fc, files::Owner, iscsi, local, mounting, nfs, ownership, set_up_host_path};
+use super::{block, csi, device_map, fc, files::Owner, flex, iscsi, local, mounting, nfs, ownership, set_up_host_path};
 use crate::{
     effects::{directories::component, failure},
     metrics::storage::StorageOperation,
@@ -46,6 +46,7 @@ pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &Persistent
             let from = volumes::fc::devices_dir(&world.paths.root_dir).join(volume.device.dir_name());
             set_up_disk(world, owner, source, &from, &volume.mount_options).await
         }
+        PersistentKind::Flex(volume) => flex::set_up(world, owner, source, volume).await,
         PersistentKind::Csi(volume) if volume.is_block => block::publish(world, owner, source, volume).await,
         PersistentKind::Csi(volume) => csi::publish(world, owner, source, volume).await,
     }

@@ -19,12 +19,13 @@ use rubelet_core::{
     volumes::{
         EMPTY_DIR_PLUGIN,
         claims::{CSI_PLUGIN, VOLUME_DEVICES},
+        flex,
         teardown::PodVolume,
     },
 };
 use rubelet_host::port::FileKind;
 
-use super::{block, component, csi, device_map};
+use super::{block, component, csi, device_map, flex as drivers};
 use crate::{
     effects::{failure, remains},
     metrics::storage::StorageOperation,
@@ -89,7 +90,11 @@ async fn end(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), Effe
         };
     }
     let dir = volume_dir(world, uid, volume)?;
-    if volume.plugin_dir == CSI_PLUGIN { csi::unpublish(world, &dir).await } else { unmount_below(world, &dir).await }
+    match flex::driver_of_dir(&volume.plugin_dir) {
+        Some(driver) => drivers::tear_down(world, &driver, &dir).await,
+        None if volume.plugin_dir == CSI_PLUGIN => csi::unpublish(world, &dir).await,
+        None => unmount_below(world, &dir).await,
+    }
 }
 
 /// The name of its plugin in metrics.
