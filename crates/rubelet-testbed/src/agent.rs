@@ -139,6 +139,7 @@ impl Agent {
             "failCgroupV1": false,
             // A machine on which tests run may have little disk space left.
             "evictionHard": {},
+            "imageGCHighThresholdPercent": 100,
         });
         if let Some(url) = &self.options.url {
             config["staticPodURL"] = json!(url);

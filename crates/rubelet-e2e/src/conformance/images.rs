@@ -30,6 +30,22 @@ const NEEDS: &[Need] = &[program("dpkg-source", "dpkg-dev"), program("gcc", "gcc
 /// What the specs run inside of the images that stand on Debian.
 const DEBIAN_PACKAGES: &str = "bash,bind9-dnsutils,curl,iperf,iproute2,netcat-openbsd,nginx-light,perl,procps,wget";
 
+/// The suite runs commands on the node in the namespace of process 1, whose capabilities a machine's root need not have: then
+/// containerd's namespace, which is the same, is entered.
+const NSENTER: &str = r#"#!/bin/sh
+if [ "$1" = --mount=/rootfs/proc/1/ns/mnt ] && ! readlink /rootfs/proc/1/ns/mnt >/dev/null; then
+  for process in /rootfs/proc/[0-9]*; do
+    read -r name < "$process/comm"
+    if [ "$name" = containerd ]; then
+      shift
+      set -- "--mount=$process/ns/mnt" "$@"
+      break
+    fi
+  done 2>/dev/null
+fi
+exec /usr/bin/nsenter "$@"
+"#;
+
 /// A user and a group that a spec expects to find in the image.
 const PASSWD_OF_IMAGE: &str = "user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n";
 const GROUP_OF_IMAGE: &str = "user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
@@ -134,6 +150,7 @@ fn agnhost_layer(agnhost: &Path) -> anyhow::Result<Layer> {
         .file("agnhost", &fs::read(agnhost)?, 0o755)?
         .file("localhost.crt", &fs::read(porter.join("localhost.crt"))?, 0o644)?
         .file("localhost.key", &fs::read(porter.join("localhost.key"))?, 0o644)?
+        .file("usr/local/bin/nsenter", NSENTER.as_bytes(), 0o755)?
         .link("agnhost-2", "agnhost")?
         .dir("uploads", 0o755)?
         .finish()

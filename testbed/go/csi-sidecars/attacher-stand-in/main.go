@@ -98,16 +98,23 @@ func driverName(ctx context.Context, connection *grpc.ClientConn) string {
 	}
 }
 
-// controller asks the driver whether it attaches volumes.
+// controller asks the driver, until it answers, whether it attaches volumes.
 func controller(ctx context.Context, connection *grpc.ClientConn) csi.ControllerClient {
 	controller := csi.NewControllerClient(connection)
-	ctx, cancel := context.WithTimeout(ctx, *timeout)
-	defer cancel()
-	answer, err := controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	if err != nil {
-		log.Fatal(err)
+	for {
+		call, cancel := context.WithTimeout(ctx, *timeout)
+		answer, err := controller.ControllerGetCapabilities(call, &csi.ControllerGetCapabilitiesRequest{}, grpc.WaitForReady(true))
+		cancel()
+		if err == nil {
+			return able(controller, answer.GetCapabilities())
+		}
+		log.Printf("the driver does not say what it can do: %v", err)
+		time.Sleep(100 * time.Millisecond)
 	}
-	for _, capability := range answer.GetCapabilities() {
+}
+
+func able(controller csi.ControllerClient, capabilities []*csi.ControllerServiceCapability) csi.ControllerClient {
+	for _, capability := range capabilities {
 		if capability.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME {
 			return controller
 		}
