@@ -7,6 +7,7 @@ mod crashes;
 mod crowd;
 mod driver;
 pub mod image;
+mod limits;
 mod takeover;
 mod usage;
 
@@ -23,7 +24,7 @@ use crate::e2e::{
 
 /// Long ones first.
 pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
-    [crowd::CASES, crashes::CASES, takeover::CASES, CASES, usage::CASES].into_iter().flatten()
+    [crowd::CASES, crashes::CASES, limits::CASES, takeover::CASES, CASES, usage::CASES].into_iter().flatten()
 }
 
 /// Builds the driver in advance.

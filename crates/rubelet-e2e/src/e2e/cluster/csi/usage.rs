@@ -65,19 +65,16 @@ fn figures(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.node.reconfigure(&options)?;
     cluster.start()?;
     let driver = Driver::deploy(cluster)?;
-    let spec = spec_with(cluster, OBEDIENT, &[claimed("store", "data")]);
-    cluster.apply_all(vec![claim(&driver, "data", "ReadWriteOnce"), pod("web", &spec)])?;
+    let mut spec = spec_with(cluster, OBEDIENT, &[claimed("store", "data")]);
+    let mut raw = claim(&driver, "raw", "ReadWriteOnce");
+    raw["spec"]["volumeMode"] = json!("Block");
+    spec["containers"][0]["volumeDevices"] = json!([{ "name": "device", "devicePath": "/dev/raw" }]);
+    spec["volumes"] = json!([claimed("store", "data"), claimed("device", "raw")]);
+    cluster.apply_all(vec![claim(&driver, "data", "ReadWriteOnce"), raw, pod("web", &spec)])?;
     cluster.wait_running("web", 120)?;
-    let summary = cluster.wait("the summary names the claim", 100, |cluster| {
-        let summary: Value = serde_json::from_str(&proxied(cluster, "stats/summary")?)?;
-        let mut pods = summary["pods"].as_array().into_iter().flatten();
-        let pod = pods.find(|pod| pod["podRef"]["name"] == "web").context("the pod is not there")?;
-        let mut volumes = pod["volume"].as_array().into_iter().flatten();
-        let volume = volumes.find(|volume| volume["name"] == "store");
-        volume.cloned().with_context(|| format!("volumes are {}", pod["volume"]))
-    })?;
-    let claim = json!({ "name": "data", "namespace": cluster.name });
-    ensure!(summary["pvcRef"] == claim, "{summary}");
+    let of_device = wait_figures(cluster, "device", "raw")?;
+    ensure!(of_device["capacityBytes"].as_u64().is_some(), "{of_device}");
+    let summary = wait_figures(cluster, "store", "data")?;
     let positive = |name: &str| summary[name].as_u64().filter(|figure| *figure > 0).with_context(|| name.to_owned());
     // The driver's volumes are directories: it tells the figures of the file system below.
     let (capacity, inodes) = (positive("capacityBytes")?, positive("inodes")?);
@@ -95,7 +92,21 @@ fn figures(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         }
         Ok(())
     })?;
-    cluster.kubectl(&["delete", "pod/web", "pvc/data"])?;
+    cluster.kubectl(&["delete", "pod/web", "pvc/data", "pvc/raw"])?;
     driver.wait_nothing_left(cluster, 90)?;
     driver.remove(cluster)
+}
+
+/// What the summary has of a volume of the pod, with its claim.
+fn wait_figures(cluster: &ClusterNode, volume: &str, claim: &str) -> anyhow::Result<Value> {
+    let found = cluster.wait(&format!("the summary names claim {claim}"), 100, |cluster| {
+        let summary: Value = serde_json::from_str(&proxied(cluster, "stats/summary")?)?;
+        let mut pods = summary["pods"].as_array().into_iter().flatten();
+        let pod = pods.find(|pod| pod["podRef"]["name"] == "web").context("the pod is not there")?;
+        let mut volumes = pod["volume"].as_array().into_iter().flatten();
+        let found = volumes.find(|found| found["name"] == volume);
+        found.cloned().with_context(|| format!("volumes are {}", pod["volume"]))
+    })?;
+    ensure!(found["pvcRef"] == json!({ "name": claim, "namespace": cluster.name }), "{found}");
+    Ok(found)
 }
