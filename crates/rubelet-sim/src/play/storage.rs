@@ -83,6 +83,14 @@ pub(crate) fn staged(claim: &str) -> Predicate {
     })
 }
 
+/// The claim's volume is neither staged nor published.
+pub(crate) fn unmounted(claim: &str) -> Predicate {
+    let name = claim.to_owned();
+    Predicate::new(format!("{claim} unmounted"), move |sim| {
+        sim.disk.mounts_of(&device_of(sim, &name).content()).next().is_none()
+    })
+}
+
 /// The claim's volume is published for this many pods.
 pub(crate) fn published(claim: &str, pods: usize) -> Predicate {
     let name = claim.to_owned();

@@ -10,7 +10,7 @@ use crate::{
         Play, Within, minutes,
         predicates::{self, failed_for, forgotten, gone, known, running, stored_phase},
         seconds,
-        storage::{attached, calling_driver, limit_in_csi_node, published, staged, unused},
+        storage::{attached, calling_driver, limit_in_csi_node, published, staged, unmounted, unused},
     },
     script::PodScript,
 };
@@ -118,6 +118,20 @@ fn registered_driver_starts_waiting_pods_at_once() {
     play.start_driver(DRIVER);
     assert!(play.run_until(seconds(10), &running("web")).unwrap(), "it does not wait for a back-off");
     play.settle(minutes(1));
+}
+
+#[test]
+fn driver_that_is_away_at_a_pods_end_delays_no_other_volume() {
+    for (seed, how) in (3_045..).zip([DriverEnd::Stops, DriverEnd::Dies]) {
+        let mut play = Play::clustered(seed);
+        play.driver(DRIVER).driver("away.sim");
+        play.claim(&ClaimScript::new("data", DRIVER)).claim(&ClaimScript::new("more", "away.sim"));
+        play.create(on_data("web").claim("more")).until(&running("web"));
+        play.restart_driver("away.sim", how, minutes(10)).delete("web", Within::ItsOwnTime);
+        assert!(play.run_until(minutes(2), &unmounted("data")).unwrap(), "its own driver is there");
+        play.expect(&published("more", 1)).expect(&known("web"));
+        play.until(&forgotten("web")).until(&unused("data")).until(&unused("more")).settle(minutes(4));
+    }
 }
 
 #[test]
