@@ -75,6 +75,9 @@ pub const VOLUME_PERMISSION_CHANGE_IN_PROGRESS: &str = "VolumePermissionChangeIn
 pub const VOLUME_CONDITION_ABNORMAL: &str = "VolumeConditionAbnormal";
 /// A literal in `pkg/kubelet/oom/oom_watcher_linux.go`.
 pub const SYSTEM_OOM: &str = "SystemOOM";
+/// Literals in `pkg/kubelet/podcertificate`; `Denied` and `Failed` are conditions there.
+pub const CERTIFICATE_OVERDUE_FOR_REFRESH: &str = "CertificateOverdueForRefresh";
+pub const CERTIFICATE_EXPIRED: &str = "CertificateExpired";
 pub const NODE_SHUTDOWN: &str = "Shutdown";
 pub const NODE_REBOOTED: &str = "Rebooted";
 pub const FAILED_NODE_ALLOCATABLE_ENFORCEMENT: &str = "FailedNodeAllocatableEnforcement";

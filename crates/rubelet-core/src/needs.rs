@@ -1,6 +1,6 @@
 //! The API objects and tokens a pod needs, and for how long.
 //!
-//! Owns: every object and token that a pod's spec refers to, and how long they are kept for it. Never: reads them; the shell
+//! Owns: every object, token and certificate that a pod's spec refers to, and how long they are kept for it. Never: reads them; the shell
 //! keeps its watches equal to the needs in the snapshot.
 //! Upstream: `VisitPodConfigmapNames`, `VisitPodSecretNames`; RegisterPod and UnregisterPod in `kubelet.go`.
 
@@ -14,13 +14,14 @@ use crate::{
     objects::ObjectKey,
     pod::{Lifecycle, PodRecord},
     snapshot::PodView,
-    volumes::{self, VolumeSource, claims::PersistentKind, files::TokenKey},
+    volumes::{self, VolumeSource, claims::PersistentKind, files::TokenKey, pod_certificates::CertificateKey},
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     pub objects: BTreeSet<ObjectKey>,
     pub tokens: BTreeSet<TokenKey>,
+    pub certificates: BTreeSet<CertificateKey>,
 }
 
 impl Needs {
@@ -58,6 +59,7 @@ impl Needs {
     fn append(&mut self, mut other: Needs) {
         self.objects.append(&mut other.objects);
         self.tokens.append(&mut other.tokens);
+        self.certificates.append(&mut other.certificates);
     }
 }
 

@@ -96,6 +96,8 @@ pub struct NodeProfile {
     pub env_files_enabled: bool,
     /// The gate ClusterTrustBundleProjection: projected volumes may have trust anchors.
     pub trust_bundles_enabled: bool,
+    /// The gate PodCertificateRequest: projected volumes may have certificates for their pod.
+    pub pod_certificates_enabled: bool,
     /// The size of a memory page, which bounds one argument or variable.
     pub page_bytes: usize,
     /// Files made for containers must be relabelled before the containers can read them.
@@ -204,6 +206,7 @@ impl Default for NodeProfile {
             memory_qos: None,
             env_files_enabled: true,
             trust_bundles_enabled: false,
+            pod_certificates_enabled: false,
             page_bytes: 4096,
             selinux_enabled: false,
             selinux_labels: None,

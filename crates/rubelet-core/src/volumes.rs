@@ -33,6 +33,7 @@ pub mod local;
 pub mod migration;
 pub mod mounting;
 pub mod nfs;
+pub mod pod_certificates;
 pub mod selinux;
 pub mod teardown;
 pub mod trust_bundles;

@@ -12,6 +12,7 @@ pub(crate) mod csi;
 pub(crate) mod effects;
 pub(crate) mod family;
 pub(crate) mod http;
+pub(crate) mod pod_certificates;
 pub(crate) mod pod_lifecycle;
 pub(crate) mod pods;
 pub(crate) mod probes;
@@ -41,6 +42,7 @@ use self::{
     effects::EffectMetrics,
     family::{DEFAULT_BOUNDS, Histograms},
     http::HttpMetrics,
+    pod_certificates::PodCertificateMetrics,
     pod_lifecycle::PodLifecycleMetrics,
     probes::Probes,
     runtime::RuntimeMetrics,
@@ -54,6 +56,7 @@ use self::{
 pub struct Metrics {
     pub api: ApiCalls,
     pub certificates: Certificates,
+    pub pod_certificates: PodCertificateMetrics,
     pub runtime: RuntimeMetrics,
     pub http: HttpMetrics,
     pub slis: HealthChecks,
@@ -77,6 +80,7 @@ impl Metrics {
         Metrics {
             api: ApiCalls::new(),
             certificates: Certificates::new(),
+            pod_certificates: PodCertificateMetrics::default(),
             runtime: RuntimeMetrics::new(),
             http: HttpMetrics::new(),
             slis: HealthChecks::new(),
@@ -141,6 +145,7 @@ impl Metrics {
         self.api.write(&mut text);
         self.http.write(&mut text);
         self.certificates.write(now, &mut text);
+        self.pod_certificates.write(now, &mut text);
         if self.gates.enabled(Gate::GracefulNodeShutdownBasedOnPodPriority) {
             self.shutdown.write(&mut text);
         }

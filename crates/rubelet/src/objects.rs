@@ -20,7 +20,7 @@ use rubelet_core::{
     objects::{self, Lookup, Object, ObjectError, ObjectErrorKind, ObjectKey, ObjectKind},
     snapshot::Snapshot,
     time::Uptime,
-    volumes::files::Gathered,
+    volumes::{files::Gathered, pod_certificates::CertificateKey},
 };
 use rubelet_kube::{
     error_chain,
@@ -33,10 +33,14 @@ use tokio::{
 };
 
 pub use self::services::{KnownServices, Patience};
-use self::tokens::TokenCache;
-use crate::world::Clock;
+use self::{
+    pod_certificates::{CertificateReports, CertificateStore},
+    tokens::TokenCache,
+};
+use crate::{event_log::EventLog, metrics::Metrics, world::Clock};
 
 mod follow;
+mod pod_certificates;
 mod services;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -95,6 +99,9 @@ struct Shared {
     entries: Mutex<BTreeMap<ObjectKey, Entry>>,
     services: KnownServices,
     tokens: TokenCache,
+    certificates: CertificateStore,
+    /// Where certificates are reported; unset, none are requested.
+    certificate_reports: OnceLock<CertificateReports>,
 }
 
 /// An object that some pod needs.
@@ -128,8 +135,16 @@ impl ObjectCache {
             entries: Mutex::default(),
             services: KnownServices::default(),
             tokens: TokenCache::default(),
+            certificates: CertificateStore::default(),
+            certificate_reports: OnceLock::new(),
         };
         ObjectCache { shared: Arc::new(shared), tasks: Arc::default() }
+    }
+
+    /// From now on pods get certificates.
+    pub fn enable_pod_certificates(&self, events: EventLog, metrics: Arc<Metrics>) {
+        // It is enabled once, before the loop runs.
+        let _ = self.shared.certificate_reports.set(CertificateReports { events, metrics });
     }
 
     /// Starts the watch of services, and hints the loop of changes from now on.
@@ -162,6 +177,12 @@ impl ObjectCache {
                 }
             }
             self.shared.tokens.update_needs(&before.tokens, &now.tokens);
+            if let Some(reports) = self.shared.certificate_reports.get() {
+                let begin =
+                    |key: &CertificateKey| self.spawn(pod_certificates::follow(self.shared.clone(), key.clone()));
+                let needs = [&before.certificates, &now.certificates];
+                self.shared.certificates.update_needs(needs, reports, begin);
+            }
         }
         for key in given_up {
             if entries.get(key).is_some_and(|entry| entry.pods.is_empty()) {
@@ -185,8 +206,13 @@ impl ObjectCache {
             let token = self.shared.tokens.token(&*self.shared.api, &key, &self.shared.clock).await;
             (key, token)
         });
-        let (objects, tokens) = tokio::join!(self.gather(pod, needs.objects), join_all(tokens));
-        Gathered { objects, tokens: tokens.into_iter().collect() }
+        let certificates = needs.certificates.into_iter().map(|key| async {
+            let bundle = self.shared.certificates.bundle(&key).await;
+            (key, bundle)
+        });
+        let (objects, tokens, certificates) =
+            tokio::join!(self.gather(pod, needs.objects), join_all(tokens), join_all(certificates));
+        Gathered { objects, tokens: tokens.into_iter().collect(), certificates: certificates.into_iter().collect() }
     }
 
     pub fn services(&self) -> &KnownServices {

@@ -53,6 +53,9 @@ impl SyncLoop {
         let (snapshots, receiver) = watch::channel(agent.snapshot());
         let health = Arc::new(LoopHealth::new(world.settings.sync_frequency));
         if let Some(cluster) = &world.cluster {
+            if world.settings.node.pod_certificates_enabled {
+                cluster.objects.enable_pod_certificates(world.events.clone(), world.metrics.clone());
+            }
             cluster.objects.connect(sender.clone());
         }
         let effects = Effects::new(world.clone(), sender.clone());

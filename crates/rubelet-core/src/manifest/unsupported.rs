@@ -22,7 +22,6 @@ const UNSUPPORTED: &[&str] = &[
     "spec.volumes[*].quobyte",
     "spec.volumes[*].scaleIO",
     "spec.volumes[*].storageos",
-    "spec.volumes[*].projected.sources[*].podCertificate",
     "spec.resourceClaims",
 ];
 

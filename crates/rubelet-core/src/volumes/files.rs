@@ -15,7 +15,11 @@ use crate::{
     needs::Needs,
     objects::{ObjectKey, Objects, Presence},
     settings::Allocatable,
-    volumes::{fs_group, trust_bundles::TrustBundleSource},
+    volumes::{
+        fs_group,
+        pod_certificates::{CertificateKey, CertificateSource, CredentialBundle},
+        trust_bundles::TrustBundleSource,
+    },
 };
 
 /// As the API server defaults it.
@@ -83,7 +87,7 @@ enum Part {
     Fields(Vec<DownwardAPIVolumeFile>),
     Token { key: TokenKey, path: String },
     TrustBundle(TrustBundleSource),
-    Unsupported(&'static str),
+    Certificate(CertificateSource),
 }
 
 /// The key of a service account token.
@@ -117,6 +121,8 @@ pub struct Gathered {
     pub objects: Objects,
     /// A token, or why it is missing.
     pub tokens: BTreeMap<TokenKey, Result<Token, String>>,
+    /// A pod's certificate and its key, or why there is none.
+    pub certificates: BTreeMap<CertificateKey, Result<CredentialBundle, String>>,
 }
 
 /// Tokens are secrets: never in a log.
@@ -155,7 +161,8 @@ impl FileVolume {
             (vec![Part::Fields(source.items.clone().unwrap_or_default())], source.default_mode)
         } else {
             let source = volume.projected.as_ref()?;
-            let parts = source.sources.iter().flatten().filter_map(|part| projected_part(pod, part));
+            let parts = source.sources.iter().flatten().enumerate();
+            let parts = parts.filter_map(|(index, part)| projected_part(pod, (&volume.name, index), part));
             (parts.collect(), source.default_mode)
         };
         Some(FileVolume {
@@ -179,7 +186,10 @@ impl FileVolume {
                     needs.tokens.insert(key.clone());
                 }
                 Part::TrustBundle(source) => needs.objects.extend(source.key.clone()),
-                Part::Fields(_) | Part::Unsupported(_) => {}
+                Part::Certificate(source) => {
+                    needs.certificates.insert(source.key.clone());
+                }
+                Part::Fields(_) => {}
             }
         }
         needs
@@ -206,7 +216,7 @@ impl FileVolume {
                     let found = source.content(&gathered.objects, uid);
                     found.and_then(|bundle| self.private_file(&source.path, &bundle, &mut content))
                 }
-                Part::Unsupported(what) => Err(ConfigError(format!("projected.sources.{what} is not supported yet"))),
+                Part::Certificate(source) => self.certificate_files(source, &gathered.certificates, &mut content),
             };
             problems.extend(made.err().map(|problem| problem.0));
         }
@@ -280,6 +290,20 @@ impl FileVolume {
         self.private_file(path, token.as_bytes(), made)
     }
 
+    fn certificate_files(
+        &self,
+        source: &CertificateSource,
+        certificates: &BTreeMap<CertificateKey, Result<CredentialBundle, String>>,
+        made: &mut Content,
+    ) -> Result<(), ConfigError> {
+        let bundle = match certificates.get(&source.key) {
+            Some(Ok(bundle)) => bundle,
+            Some(Err(problem)) => return Err(ConfigError(problem.clone())),
+            None => return Err(ConfigError("the certificate was not gathered".to_owned())),
+        };
+        source.files(bundle).iter().try_for_each(|(path, content)| self.private_file(path, content, made))
+    }
+
     /// Of the pod's user, if its containers have one.
     fn private_file(&self, path: &str, content: &[u8], made: &mut Content) -> Result<(), ConfigError> {
         let has_owner = self.user.is_some() || self.group.is_some();
@@ -316,7 +340,7 @@ fn object_part(key: ObjectKey, items: Option<&Vec<KeyToPath>>, optional: Option<
     Part::Object { key, items: items.cloned().unwrap_or_default(), presence: optional.into() }
 }
 
-fn projected_part(pod: &Pod, part: &VolumeProjection) -> Option<Part> {
+fn projected_part(pod: &Pod, (volume, index): (&str, usize), part: &VolumeProjection) -> Option<Part> {
     let namespace = namespace_of(pod);
     if let Some(source) = &part.secret {
         return Some(object_part(ObjectKey::secret(namespace, &source.name), source.items.as_ref(), source.optional));
@@ -337,7 +361,8 @@ fn projected_part(pod: &Pod, part: &VolumeProjection) -> Option<Part> {
     if let Some(source) = &part.cluster_trust_bundle {
         return Some(Part::TrustBundle(TrustBundleSource::of(source)));
     }
-    part.pod_certificate.is_some().then_some(Part::Unsupported("podCertificate"))
+    let source = part.pod_certificate.as_ref()?;
+    Some(Part::Certificate(CertificateSource::of(pod, volume, index, source)))
 }
 
 impl TokenKey {

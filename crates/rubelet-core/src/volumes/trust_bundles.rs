@@ -94,8 +94,18 @@ fn normalized<'a>(bundles: impl Iterator<Item = &'a str>, uid: &PodUid) -> Strin
     let certificates: BTreeSet<String> = bundles.flat_map(blocks).collect();
     let mut ordered: Vec<_> = certificates.into_iter().collect();
     ordered.sort_by_key(|certificate| fnv32a(format!("{uid}/{certificate}").as_bytes()));
+    written(ordered)
+}
+
+/// The certificates of a chain in their order, without what is between them.
+pub(super) fn certificates(chain: &str) -> String {
+    written(blocks(chain))
+}
+
+/// As Go writes PEM.
+fn written(certificates: Vec<String>) -> String {
     let mut text = String::new();
-    for certificate in ordered {
+    for certificate in certificates {
         text += "-----BEGIN CERTIFICATE-----\n";
         for line in certificate.as_bytes().chunks(LINE_CHARS) {
             text.push_str(&String::from_utf8_lossy(line));

@@ -23,6 +23,7 @@ mod outage;
 pub mod ownership;
 mod pages;
 mod parts;
+mod pod_certificates;
 mod probes;
 mod reboot;
 mod recorder;
@@ -95,6 +96,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         reboot::CASES,
         objects::CASES,
         trust_bundles::CASES,
+        pod_certificates::CASES,
         disks::CASES,
         probes::CASES,
         parts::CASES,

@@ -210,28 +210,35 @@ impl Options {
                 qos_reserved_memory_percent: qos_reserved_memory_percent(config)
                     .filter(|_| self.gates.enabled(Gate::QosReserved)),
             }),
-            node: NodeProfile {
-                cluster_dns: config.cluster_dns.clone(),
-                cluster_domain: config.cluster_domain.clone(),
-                resolv_conf: given(&config.resolv_conf),
-                cpu_cfs_quota_period: config.cpu_cfs_quota.then(|| config.cpu_cfs_quota_period.as_std()),
-                default_seccomp: if config.seccomp_default || flags.seccomp_default {
-                    DefaultSeccomp::RuntimeDefault
-                } else {
-                    DefaultSeccomp::Unconfined
-                },
-                oom_kills_whole_container: config.single_process_oom_kill != Some(true),
-                // The amount is the machine's.
-                limited_swap_bytes: (config.memory_swap.swap_behavior == "LimitedSwap").then_some(0),
-                memory_qos: self.gates.enabled(Gate::MemoryQos).then(|| MemoryQos {
-                    throttling_factor: config.memory_throttling_factor,
-                    protects_requests: config.memory_reservation_policy == "TieredReservation",
-                }),
-                env_files_enabled: self.gates.enabled(Gate::EnvFiles),
-                selinux_mount_enabled: self.gates.enabled(Gate::SeLinuxMount),
-                trust_bundles_enabled: self.gates.enabled(Gate::ClusterTrustBundleProjection),
-                ..NodeProfile::default()
+            node: self.node_profile(),
+        }
+    }
+
+    /// What is known of the node's part without looking at the machine.
+    fn node_profile(&self) -> NodeProfile {
+        let Options { flags, config, .. } = self;
+        NodeProfile {
+            cluster_dns: config.cluster_dns.clone(),
+            cluster_domain: config.cluster_domain.clone(),
+            resolv_conf: given(&config.resolv_conf),
+            cpu_cfs_quota_period: config.cpu_cfs_quota.then(|| config.cpu_cfs_quota_period.as_std()),
+            default_seccomp: if config.seccomp_default || flags.seccomp_default {
+                DefaultSeccomp::RuntimeDefault
+            } else {
+                DefaultSeccomp::Unconfined
             },
+            oom_kills_whole_container: config.single_process_oom_kill != Some(true),
+            // The amount is the machine's.
+            limited_swap_bytes: (config.memory_swap.swap_behavior == "LimitedSwap").then_some(0),
+            memory_qos: self.gates.enabled(Gate::MemoryQos).then(|| MemoryQos {
+                throttling_factor: config.memory_throttling_factor,
+                protects_requests: config.memory_reservation_policy == "TieredReservation",
+            }),
+            env_files_enabled: self.gates.enabled(Gate::EnvFiles),
+            selinux_mount_enabled: self.gates.enabled(Gate::SeLinuxMount),
+            trust_bundles_enabled: self.gates.enabled(Gate::ClusterTrustBundleProjection),
+            pod_certificates_enabled: self.gates.enabled(Gate::PodCertificateRequest),
+            ..NodeProfile::default()
         }
     }
 }

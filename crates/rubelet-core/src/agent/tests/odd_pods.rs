@@ -368,7 +368,7 @@ impl Odd {
                 let needs = volume.needs();
                 let token = Token { token: "token".to_owned(), expires_at: jiff::Timestamp::UNIX_EPOCH };
                 let tokens = needs.tokens.into_iter().map(|key| (key, Ok(token.clone()))).collect();
-                let gathered = Gathered { objects: self.found(uid, needs.objects), tokens };
+                let gathered = Gathered { objects: self.found(uid, needs.objects), tokens, ..Gathered::default() };
                 volume.files(pod, uid, &gathered, self.settings.node.allocatable)?;
             }
         }

@@ -41,7 +41,7 @@ fn gathered(volume: &FileVolume) -> Gathered {
         };
         (key, token)
     });
-    Gathered { objects: Objects(objects.collect()), tokens: tokens.collect() }
+    Gathered { objects: Objects(objects.collect()), tokens: tokens.collect(), ..Gathered::default() }
 }
 
 fn shown_with(volume: &Value, more: &Value) -> String {

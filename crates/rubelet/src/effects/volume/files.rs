@@ -85,6 +85,7 @@ async fn gather(world: &World, uid: &PodUid, volume: &FileVolume) -> Gathered {
     Gathered {
         objects: Objects::standalone(needs.objects),
         tokens: needs.tokens.into_iter().map(|key| (key, no_token())).collect(),
+        certificates: needs.certificates.into_iter().map(|key| (key, Err("unimplemented".to_owned()))).collect(),
     }
 }
 
