@@ -79,14 +79,8 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
         // A directory of the node is in use without a device of its own.
         let local = dirs(world, &volumes.join(LOCAL_PLUGIN)).await?;
         devices.extend(local.iter().filter_map(|dir| local_device(dir)));
-        for dir in dirs(world, &volumes).await? {
-            let Some(driver) = flex::driver_of_dir(&name_of(&dir)) else { continue };
-            for name in names(world, &dir).await? {
-                devices.extend(
-                    [Device::Flex { driver: driver.clone(), name }].into_iter().filter(|it| found.contains_key(it)),
-                );
-            }
-        }
+        let flex = flex_volumes_of_pod(world, &volumes).await?;
+        devices.extend(flex.into_iter().filter(|device| found.contains_key(device)));
         for device in devices {
             found.entry(device).or_default().insert(uid.clone());
         }
@@ -135,6 +129,17 @@ async fn flex_devices(world: &World) -> Result<Vec<Device>, EffectError> {
         devices.extend(names.into_iter().map(|name| Device::Flex { driver: driver.clone(), name }));
     }
     Ok(devices)
+}
+
+/// The volumes of such drivers in a pod's directory; some of them have no device.
+async fn flex_volumes_of_pod(world: &World, volumes: &Path) -> Result<Vec<Device>, EffectError> {
+    let mut found = Vec::new();
+    for dir in dirs(world, volumes).await? {
+        let Some(driver) = flex::driver_of_dir(&name_of(&dir)) else { continue };
+        let names = names(world, &dir).await?;
+        found.extend(names.into_iter().map(|name| Device::Flex { driver: driver.clone(), name }));
+    }
+    Ok(found)
 }
 
 fn name_of(dir: &Path) -> String {
