@@ -33,6 +33,7 @@ var (
 	csiAddress = flag.String("csi-address", "/csi/csi.sock", "the driver's socket")
 	timeout    = flag.Duration("timeout", 15*time.Second, "of calls for one attachment")
 	_          = flag.Int("v", 0, "without effect; the original's manifests have it")
+	_          = flag.String("feature-gates", "", "without effect; as v")
 )
 
 type attacher struct {

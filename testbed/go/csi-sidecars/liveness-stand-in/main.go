@@ -20,6 +20,7 @@ var (
 	healthPort = flag.String("health-port", "9808", "where /healthz is served")
 	timeout    = flag.Duration("probe-timeout", time.Second, "of one call to the driver")
 	_          = flag.Int("v", 0, "without effect; the original's manifests have it")
+	_          = flag.String("feature-gates", "", "without effect; as v")
 )
 
 func main() {

@@ -25,6 +25,7 @@ var (
 	registrationDir  = flag.String("plugin-registration-path", "/registration", "the directory of the agent's watcher")
 	timeout          = flag.Duration("timeout", time.Second, "of one call to the driver")
 	_                = flag.Int("v", 0, "without effect; the original's manifests have it")
+	_                = flag.String("feature-gates", "", "without effect; as v")
 )
 
 func main() {
