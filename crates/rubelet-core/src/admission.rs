@@ -24,7 +24,7 @@ use crate::{
     settings::Settings,
 };
 
-mod affinity;
+pub(crate) mod affinity;
 mod sysctls;
 mod taints;
 #[cfg(test)]

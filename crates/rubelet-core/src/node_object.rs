@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use k8s_openapi::api::core::v1::{Node, Taint};
@@ -21,7 +22,7 @@ use crate::{
 pub struct NodeObject {
     /// Grows with every change; zero for one that is not from the API server.
     pub version: u64,
-    pub labels: BTreeMap<String, String>,
+    pub labels: Arc<BTreeMap<String, String>>,
     pub taints: Vec<Taint>,
     pub allocatable: ResourceList,
     /// Primary first, one per family; empty when the node has none.
@@ -40,7 +41,7 @@ impl NodeObject {
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.clone());
         NodeObject {
             version: version.unwrap_or(0),
-            labels: node.metadata.labels.clone().unwrap_or_default(),
+            labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
             taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
             allocatable: allocatable.unwrap_or_default(),
             host_ips: host_ips(node),
@@ -52,7 +53,7 @@ impl NodeObject {
     /// As the node would register itself.
     pub fn initial(setup: &NodeSetup, allocatable: ResourceList) -> Self {
         NodeObject {
-            labels: registration::labels(setup),
+            labels: Arc::new(registration::labels(setup)),
             taints: registration::taints(setup),
             allocatable,
             ..NodeObject::default()

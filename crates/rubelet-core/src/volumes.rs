@@ -20,6 +20,7 @@ use crate::{
     },
 };
 
+pub mod affinity;
 pub mod claims;
 pub mod csi;
 pub mod devices;

@@ -42,6 +42,7 @@ const CLUSTER_TOOLS: &[GoTool] = &[
     go_tools::KUBE_CONTROLLER_MANAGER,
     go_tools::KUBE_SCHEDULER,
     go_tools::KUBECTL,
+    go_tools::KUBELET,
     go_tools::METRICS_SERVER,
     go_tools::CSI_HOSTPATH,
     go_tools::CSI_SIDECARS,

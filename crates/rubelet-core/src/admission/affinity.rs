@@ -12,9 +12,11 @@ pub(super) fn matches(spec: &PodSpec, labels: &BTreeMap<String, String>, node_na
     let is_selected = selector.all(|(key, value)| labels.get(key) == Some(value));
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required = affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    is_selected
-        && required
-            .is_none_or(|required| required.node_selector_terms.iter().any(|term| term_holds(term, labels, node_name)))
+    is_selected && required.is_none_or(|required| any_term_holds(&required.node_selector_terms, labels, node_name))
+}
+
+pub(crate) fn any_term_holds(terms: &[NodeSelectorTerm], labels: &BTreeMap<String, String>, node_name: &str) -> bool {
+    terms.iter().any(|term| term_holds(term, labels, node_name))
 }
 
 /// An empty term matches no node.

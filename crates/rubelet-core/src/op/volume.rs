@@ -1,6 +1,6 @@
 //! Operations on volumes and devices.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum VolumeOp {
     /// Finds the persistent volume that a volume of the pod claims.
-    Resolve { pod: Arc<Pod>, volume: String },
+    Resolve { pod: Arc<Pod>, volume: String, node_labels: Option<Arc<BTreeMap<String, String>>> },
     /// Stages the device of a volume, for all pods that use it.
     Stage { source: Arc<PersistentSource>, options: DeviceOptions },
     /// Undoes that after the last of them.
@@ -79,7 +79,7 @@ impl VolumeOp {
 
     pub(super) fn about(&self) -> String {
         match self {
-            VolumeOp::Resolve { pod, volume }
+            VolumeOp::Resolve { pod, volume, .. }
             | VolumeOp::SetUp { pod, volume, .. }
             | VolumeOp::Expand { pod, volume, .. } => {
                 format!("{}/{volume}", PodRef::of(pod))

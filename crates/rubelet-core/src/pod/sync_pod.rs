@@ -407,7 +407,7 @@ fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now:
         }
         let claimed = record.volumes.get(&volume.name).and_then(|known| known.claimed.clone());
         if claimed.as_ref().is_none_or(|source| is_device_ready(record, volume, source, (context, now), plan)) {
-            let (op, reason) = next_volume_step(&record, volume, claimed);
+            let (op, reason) = next_volume_step(&record, volume, claimed, context);
             plan.step(subject, op, reason);
         }
     }
@@ -504,13 +504,19 @@ fn next_volume_step(
     record: &PodRecord,
     volume: &Volume,
     claimed: Option<Arc<PersistentSource>>,
+    context: SyncContext<'_>,
 ) -> (VolumeOp, &'static str) {
     let (pod, name) = (record.pod.clone(), volume.name.clone());
     if claimed.is_none() && claims::is_resolved_first(volume) {
-        return (VolumeOp::Resolve { pod, volume: name }, "what the volume stands for is not known");
+        return (resolve(record, name, context), "what the volume stands for is not known");
     }
     let uid = record.id.uid.clone();
     (VolumeOp::SetUp { pod, uid, volume: name, claimed }, "the volume may be missing")
+}
+
+fn resolve(record: &PodRecord, volume: String, context: SyncContext<'_>) -> VolumeOp {
+    let pod = record.pod.clone();
+    VolumeOp::Resolve { pod, volume, node_labels: context.node.map(|node| node.labels.clone()) }
 }
 
 /// Volumes with API content are refreshed periodically, and at once when an object changed. Claims are resolved again: a node
@@ -542,7 +548,7 @@ fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Pl
             let op = VolumeOp::SetUp { pod, uid, volume: volume_name, claimed: Some(source.clone()) };
             plan.step(subject, op, "its driver wants it to be published again");
         } else if is_due {
-            plan.step(subject, VolumeOp::Resolve { pod, volume: volume_name }, "what it stands for may have changed");
+            plan.step(subject, resolve(&record, volume_name, context), "what it stands for may have changed");
         }
     }
 }

@@ -29,6 +29,7 @@ mod reboot;
 mod recorder;
 mod restarts;
 mod runtime_class;
+mod server_volumes;
 mod shutdown;
 mod streams;
 mod swap;
@@ -66,7 +67,7 @@ pub use self::{pages::account, streams::WEBSOCKET};
 use crate::{
     control_plane::{ClusterPrograms, ControlPlane, ControlPlaneOptions},
     e2e::{
-        cgroups, lock,
+        cgroups, lock, network_volumes,
         node::{Node, PodSeen},
     },
 };
@@ -90,6 +91,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         odd::CASES,
         takeover::CASES,
         ownership::CASES,
+        if network_volumes::has_nfs() && network_volumes::has_iscsi() { server_volumes::WITH_SERVERS } else { &[] },
         authorization::CASES,
         restarts::CASES,
         log_rotation::CASES,

@@ -32,10 +32,10 @@ pub fn has_iscsi() -> bool {
 }
 
 /// The servers are the machine's.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+pub static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-const SHARE: &str = "/srv/rubelet-nfs";
-const IQN: &str = "iqn.2001-04.com.example:rubelet";
+pub const SHARE: &str = "/srv/rubelet-nfs";
+pub const IQN: &str = "iqn.2001-04.com.example:rubelet";
 
 fn run(program: &str, args: &[&str]) -> anyhow::Result<String> {
     output(&mut command(program, args), SHORT)
@@ -82,10 +82,10 @@ impl Drop for Silence {
     }
 }
 
-struct NfsServer;
+pub struct NfsServer;
 
 impl NfsServer {
-    fn start() -> anyhow::Result<Self> {
+    pub fn start() -> anyhow::Result<Self> {
         fs::create_dir_all(SHARE)?;
         fs::write(Path::new(SHARE).join("hello"), "hello")?;
         run("systemctl", &["start", "nfs-server"])?;
@@ -152,12 +152,12 @@ fn nfs(node: &mut Node) -> anyhow::Result<()> {
     })
 }
 
-struct Target;
+pub struct Target;
 
 impl Target {
     const FILE: &'static str = "/srv/rubelet-iscsi";
 
-    fn start() -> anyhow::Result<Self> {
+    pub fn start() -> anyhow::Result<Self> {
         fs::create_dir_all("/srv")?;
         fs::File::create(Self::FILE)?.set_len(64 << 20)?;
         run("systemctl", &["start", "tgt", "iscsid"])?;
@@ -178,7 +178,7 @@ impl Drop for Target {
     }
 }
 
-fn sessions() -> anyhow::Result<String> {
+pub fn sessions() -> anyhow::Result<String> {
     // Without sessions it is an error.
     Ok(capture(&mut command("iscsiadm", ["-m", "session"]), SHORT)?.stdout)
 }

@@ -56,7 +56,9 @@ const TMPFS_MODE: u32 = 0o1777;
 
 pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, EffectError> {
     match op {
-        VolumeOp::Resolve { pod, volume } => claim::resolve(world, pod, volume).await,
+        VolumeOp::Resolve { pod, volume, node_labels } => {
+            claim::resolve(world, pod, volume, node_labels.as_deref()).await
+        }
         VolumeOp::CheckAttachLimit { source, .. } => attachment::check_limit(world, source).await,
         VolumeOp::Stage { source, options } => match &source.kind {
             PersistentKind::Csi(volume) => csi::stage(world, source, volume, options).await,

@@ -590,7 +590,7 @@ fn mirror_of_u1() -> Pod {
 }
 
 fn node_in(zone: &str, version: u64) -> NodeObject {
-    NodeObject { version, labels: [("zone".to_owned(), zone.to_owned())].into(), ..NodeObject::default() }
+    NodeObject { version, labels: Arc::new([("zone".to_owned(), zone.to_owned())].into()), ..NodeObject::default() }
 }
 
 /// Its node affinity requires zone b.

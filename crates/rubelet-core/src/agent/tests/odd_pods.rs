@@ -425,7 +425,7 @@ fn node_object() -> NodeObject {
         [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "100Gi"), ("hugepages-2Mi", "8Mi"), ("pods", "110")];
     NodeObject {
         version: 1,
-        labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        labels: Arc::new(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
         allocatable: allocatable.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into(),
         ..NodeObject::default()
     }

@@ -8,7 +8,7 @@ mod crowd;
 mod driver;
 pub mod image;
 mod limits;
-mod takeover;
+pub(super) mod takeover;
 mod usage;
 
 use anyhow::{Context as _, ensure};

@@ -3,7 +3,7 @@
 //! Owns: the requests for both objects, and their errors in upstream's words. Never: decides whether they may be used
 //! (`rubelet_core::volumes::claims`). A node may get these objects by name but not watch them.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::{
     core::v1::{CSIVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod},
@@ -13,7 +13,7 @@ use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     id::{PodUid, namespace_of},
     volumes::{
-        self,
+        self, affinity,
         claims::{ClaimRef, PersistentSource},
         csi::{self, CsiLifecycle, CsiVolume, DriverRules},
         in_tree, migration,
@@ -28,7 +28,12 @@ use crate::{
     world::World,
 };
 
-pub(super) async fn resolve(world: &World, pod: &Pod, volume: &str) -> Result<Facts, EffectError> {
+pub(super) async fn resolve(
+    world: &World,
+    pod: &Pod,
+    volume: &str,
+    node_labels: Option<&BTreeMap<String, String>>,
+) -> Result<Facts, EffectError> {
     let spec = pod.spec.as_ref();
     let named = spec.and_then(|spec| volumes::mounted(spec).find(|known| known.name == volume));
     if let Some(source) = named.and_then(|named| named.csi.as_ref()) {
@@ -50,7 +55,11 @@ pub(super) async fn resolve(world: &World, pod: &Pod, volume: &str) -> Result<Fa
         return Err(failure::refused(format!("volume {volume:?} has no claim")));
     };
     match source_of(world, pod, &claim).await {
-        Ok(source) => Ok(Facts::Volume(Arc::new(source))),
+        Ok((volume, source)) => {
+            let unusable = |message: String| EffectError { kind: ErrorKind::MissingObject, message };
+            affinity::check(&volume, node_labels).map_err(unusable)?;
+            Ok(Facts::Volume(Arc::new(source)))
+        }
         Err(error) => {
             let ClaimRef { namespace, name, .. } = &claim;
             Err(EffectError { message: format!("error processing PVC {namespace}/{name}: {error}"), ..error })
@@ -58,21 +67,25 @@ pub(super) async fn resolve(world: &World, pod: &Pod, volume: &str) -> Result<Fa
     }
 }
 
-async fn source_of(world: &World, pod: &Pod, claim: &ClaimRef) -> Result<PersistentSource, EffectError> {
+async fn source_of(
+    world: &World,
+    pod: &Pod,
+    claim: &ClaimRef,
+) -> Result<(PersistentVolume, PersistentSource), EffectError> {
     let unusable = |message: String| EffectError { kind: ErrorKind::MissingObject, message };
     let path = ObjectPath::all("v1", "persistentvolumeclaims").within(&*claim.namespace).named(&*claim.name);
     let found: PersistentVolumeClaim = get(world, path, "failed to fetch PVC from API server").await?;
     let name = claim.bound_to(pod, &found).map_err(unusable)?;
     let path = ObjectPath::all("v1", "persistentvolumes").named(&*name);
     let volume: PersistentVolume = get(world, path, &format!("failed to fetch PV {name} from API server")).await?;
-    let volume = migration::persistent_volume(&volume).map_err(unusable)?;
+    let volume = migration::persistent_volume(&volume).map_err(unusable)?.into_owned();
     let driver = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(|source| source.driver.clone());
     let object = match driver {
         Some(driver) => csi_driver(world, &driver).await?,
         None => None,
     };
     let source = PersistentSource::of(claim, &found, &volume, object.as_ref()).map_err(unusable)?;
-    flex::with_capabilities(world, source).await
+    Ok((volume, flex::with_capabilities(world, source).await?))
 }
 
 async fn inline(world: &World, pod: &Pod, volume: &str, source: &CSIVolumeSource) -> Result<Facts, EffectError> {

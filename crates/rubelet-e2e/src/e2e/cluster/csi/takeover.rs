@@ -90,9 +90,14 @@ fn make_pods(cluster: &ClusterNode, driver: &Driver) -> anyhow::Result<()> {
     cluster.apply_all(objects)
 }
 
+fn state(cluster: &ClusterNode, pods: &[&str]) -> anyhow::Result<State> {
+    let pods = pods.iter().map(|pod| (*pod, "main")).chain([("csi-0", "driver")]);
+    State::of(cluster, pods, &KINDS)
+}
+
 /// What must stay as it is while one agent takes the place of another.
 #[derive(Debug, PartialEq)]
-struct State {
+pub struct State {
     pods: BTreeMap<String, Identity>,
     /// By number: another one is another mount.
     mounts: Vec<String>,
@@ -100,24 +105,31 @@ struct State {
     attachments: Vec<Value>,
 }
 
-fn state(cluster: &ClusterNode, pods: &[&str]) -> anyhow::Result<State> {
-    let mut identities = BTreeMap::new();
-    for name in pods.iter().chain(&["csi-0"]) {
-        let pod = cluster.pod(name)?;
-        ensure!(pod.is_ready(), "{name} is not ready: {}", pod.status());
-        let container = if pods.contains(name) { "main" } else { "driver" };
-        identities.insert((*name).to_owned(), pod.identity(container)?);
+impl State {
+    /// Of these pods, each with one of its containers, and of the mounts with one of these kinds in their paths.
+    pub fn of<'a>(
+        cluster: &ClusterNode,
+        pods: impl Iterator<Item = (&'a str, &'a str)>,
+        kinds: &[&str],
+    ) -> anyhow::Result<Self> {
+        let mut identities = BTreeMap::new();
+        for (name, container) in pods {
+            let pod = cluster.pod(name)?;
+            ensure!(pod.is_ready(), "{name} is not ready: {}", pod.status());
+            identities.insert(name.to_owned(), pod.identity(container)?);
+        }
+        let root = cluster.node.agent.root_dir().display().to_string();
+        let table = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
+        // Its number, its parent's, its device, its root, and where it is.
+        let mounts = table.lines().filter(|line| line.contains(&root) && kinds.iter().any(|kind| line.contains(kind)));
+        let mut mounts: Vec<String> =
+            mounts.map(|line| line.split(' ').take(5).collect::<Vec<_>>().join(" ")).collect();
+        mounts.sort_unstable();
+        ensure!(!mounts.is_empty(), "nothing is mounted");
+        let node = cluster.plane().api().get(&format!("/api/v1/nodes/{}", cluster.name))?;
+        let attachments = cluster.plane().api().list("/apis/storage.k8s.io/v1/volumeattachments")?;
+        let own = attachments.iter().filter(|attachment| attachment["spec"]["nodeName"] == cluster.name.as_str());
+        let attachments = own.map(|attachment| attachment["metadata"]["uid"].clone()).collect();
+        Ok(State { pods: identities, mounts, in_use: node["status"]["volumesInUse"].clone(), attachments })
     }
-    let root = cluster.node.agent.root_dir().display().to_string();
-    let table = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
-    // Its number, its parent's, its device, its root, and where it is.
-    let mounts = table.lines().filter(|line| line.contains(&root) && KINDS.iter().any(|kind| line.contains(kind)));
-    let mut mounts: Vec<String> = mounts.map(|line| line.split(' ').take(5).collect::<Vec<_>>().join(" ")).collect();
-    mounts.sort_unstable();
-    ensure!(!mounts.is_empty(), "nothing is mounted");
-    let node = cluster.plane().api().get(&format!("/api/v1/nodes/{}", cluster.name))?;
-    let attachments = cluster.plane().api().list("/apis/storage.k8s.io/v1/volumeattachments")?;
-    let own = attachments.iter().filter(|attachment| attachment["spec"]["nodeName"] == cluster.name.as_str());
-    let attachments = own.map(|attachment| attachment["metadata"]["uid"].clone()).collect();
-    Ok(State { pods: identities, mounts, in_use: node["status"]["volumesInUse"].clone(), attachments })
 }
