@@ -23,6 +23,7 @@ use rubelet_core::{
     node_status::{Machine, NodeSetup},
     op::{ContainerOp, ImageOp, Op, OpKind, PodOp},
     settings::{LogSettings, Settings},
+    volumes::selinux::ContainerLabels,
 };
 use rubelet_csi::Drivers;
 use tokio::runtime::Handle;
@@ -104,6 +105,10 @@ fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Sour
     let mut settings =
         Settings { sources: sources.to_vec(), logs, eviction, shutdown_groups, ..Settings::for_node(NODE) };
     settings.node.allocatable.cpu_millis = ALLOCATABLE_CPU_MILLIS;
+    settings.node.selinux_labels = Some(ContainerLabels {
+        process: "system_u:system_r:container_t:s0".to_owned(),
+        file: "system_u:object_r:container_file_t:s0".to_owned(),
+    });
     let clock = simulation.clock_of_a_new_process();
     let cluster = settings.is_in_cluster().then(|| {
         let api = Arc::new(FakeApi::new(simulation.clone(), incarnation));

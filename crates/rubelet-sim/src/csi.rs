@@ -17,8 +17,8 @@ use std::{
 
 use async_trait::async_trait;
 use rubelet_csi::{
-    CALL_TIMEOUT, Code, CsiError, CsiPlugins, CsiResult, DriverAddress, ExpandVolume, NodeCapabilities, NodeInfo,
-    PublishVolume, StageVolume, VolumeStats, VolumeUsage, pluginregistration::PluginInfo,
+    AccessType, CALL_TIMEOUT, Code, CsiError, CsiPlugins, CsiResult, DriverAddress, ExpandVolume, NodeCapabilities,
+    NodeInfo, PublishVolume, StageVolume, VolumeStats, VolumeUsage, pluginregistration::PluginInfo,
 };
 use tokio::time::{sleep, timeout};
 
@@ -275,6 +275,12 @@ impl CsiPlugins for FakePlugins {
     }
 
     async fn stage(&self, driver: &DriverAddress, volume: StageVolume) -> CsiResult<()> {
+        if let AccessType::Mount { mount_flags, .. } = &volume.access.access_type
+            && !mount_flags.is_empty()
+        {
+            let line = format!("NodeStageVolume {} with {}", volume.handle, mount_flags.join(","));
+            self.simulation.with(|sim| sim.log("csi", line));
+        }
         let act = CsiAct::Stage { handle: volume.handle, staging: volume.staging_path };
         self.change(&driver.socket, act, STAGE).await
     }

@@ -31,6 +31,8 @@ pub(crate) struct PodScript {
     pub claims: Vec<String>,
     /// The driver of an inline volume that every container mounts.
     pub inline: Option<String>,
+    /// Of its SELinux label.
+    pub level: Option<String>,
     pub host_network: bool,
     /// Readiness gates.
     pub gates: Vec<String>,
@@ -111,6 +113,7 @@ impl PodScript {
             host_path: None,
             claims: Vec::new(),
             inline: None,
+            level: None,
             host_network: false,
             gates: Vec::new(),
             deadline_secs: None,
@@ -167,6 +170,12 @@ impl PodScript {
     /// Adds an inline volume of this driver.
     pub(crate) fn inline(mut self, driver: &str) -> Self {
         self.inline = Some(driver.to_owned());
+        self
+    }
+
+    /// Its containers have the SELinux label with this level.
+    pub(crate) fn level(mut self, level: &str) -> Self {
+        self.level = Some(level.to_owned());
         self
     }
 
@@ -281,6 +290,9 @@ impl PodScript {
         let volumes: Vec<Value> = scratch.into_iter().chain(data).chain(claims).chain(inline).collect();
         if !volumes.is_empty() {
             spec["volumes"] = volumes.into();
+        }
+        if let Some(level) = &self.level {
+            spec["securityContext"] = json!({ "seLinuxOptions": { "level": level } });
         }
         if self.host_network {
             spec["hostNetwork"] = true.into();

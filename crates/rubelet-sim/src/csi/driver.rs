@@ -75,6 +75,8 @@ pub(crate) struct DriverScript {
     pub has_object: bool,
     /// After a restart it publishes no volume that it has not staged since.
     pub is_forgetful: bool,
+    /// It mounts volumes with the SELinux label it is told.
+    pub takes_label: bool,
     /// How many volumes it can have on the node; the node asks for it from time to time.
     pub limit: Option<usize>,
 }
@@ -88,6 +90,7 @@ impl From<&str> for DriverScript {
             attaches: true,
             has_object: true,
             is_forgetful: false,
+            takes_label: false,
             limit: None,
         }
     }
@@ -107,6 +110,11 @@ impl DriverScript {
 
     pub(crate) fn without_object(mut self) -> Self {
         self.has_object = false;
+        self
+    }
+
+    pub(crate) fn labelled(mut self) -> Self {
+        self.takes_label = true;
         self
     }
 

@@ -76,6 +76,7 @@ impl SimState {
                 "podInfoOnMount": true,
                 "fsGroupPolicy": "ReadWriteOnceWithFSType",
                 "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+                "seLinuxMount": script.takes_label,
                 "nodeAllocatableUpdatePeriodSeconds": script.limit.map(|_| UPDATE_PERIOD_SECS),
             },
         });

@@ -94,6 +94,28 @@ fn pod_with_one_volume_too_many_is_rejected_for_another_node() {
 }
 
 #[test]
+fn device_is_staged_anew_for_a_pod_with_another_label() {
+    for (seed, dies) in [(3_037, false), (3_038, true)] {
+        let mut play = with_driver(seed, DriverScript::from(DRIVER).labelled());
+        play.claim(&ClaimScript::new("own", DRIVER).exclusive());
+        let on_own = |name: &str, level: &str| PodScript::from(name).claim("own").level(level);
+        play.create(on_own("a", "s0:c1,c2")).until(&running("a")).create(on_own("b", "s0:c3,c4")).wait(minutes(1));
+        if dies {
+            play.crash_agent().start_agent().wait(minutes(1));
+        }
+        play.expect_starts("b", 0).delete("a", Within::ItsOwnTime).until(&running("b")).settle(minutes(1));
+        let (label, words) =
+            ("system_u:object_r:container_file_t:s0", ["NodeStageVolume vol-own with", "NodeUnstageVolume"]);
+        let trace = play.trace();
+        let steps = trace.iter().filter(|line| words.iter().any(|word| line.contains(word)));
+        let steps: Vec<&str> = steps.filter_map(|line| line.split_once("Volume ")).map(|(_, step)| step).collect();
+        assert_eq!(steps.first().copied(), Some(&*format!("vol-own with context=\"{label}:c1,c2\"")));
+        assert_eq!(steps.last().copied(), Some(&*format!("vol-own with context=\"{label}:c3,c4\"")));
+        assert!(steps.iter().any(|step| step.ends_with("-> ok")), "it is unstaged in between: {steps:?}");
+    }
+}
+
+#[test]
 fn limit_of_a_driver_is_asked_for_as_often_as_its_object_says() {
     let mut play = Play::clustered(3_036);
     play.driver(DriverScript::from(DRIVER).limited_to(4)).until(&limit_in_csi_node(DRIVER, 4));

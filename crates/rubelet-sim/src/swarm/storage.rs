@@ -32,6 +32,7 @@ pub(super) fn set_up(play: &mut Play, rng: &mut Rng) {
             attaches: rng.u32(0..3) > 0,
             has_object: rng.u32(0..6) > 0,
             is_forgetful: rng.u32(0..4) == 0,
+            takes_label: false,
             limit: None,
         };
         play.installed_driver(driver);
