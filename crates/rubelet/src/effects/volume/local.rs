@@ -140,7 +140,8 @@ mod tests {
     const UID: &str = "0001";
 
     fn volume(path: PathBuf) -> PersistentSource {
-        let (fs_type, mount_options) = ("ext4".to_owned(), vec!["noexec".to_owned()]);
+        // A name of no file system stands for the default, as no name does.
+        let (fs_type, mount_options) = (String::new(), vec!["noexec".to_owned()]);
         let kind = PersistentKind::Local(LocalVolume { path, fs_type, mount_options, is_block: false });
         PersistentSource { name: "pv".to_owned(), read_only: false, is_exclusive: false, kind, size: None, group: None }
     }

@@ -7,7 +7,7 @@ use std::{fmt, io, path::Path, time::Duration};
 
 use rubelet_core::{
     effect::{EffectError, ErrorKind},
-    volumes::mounting::{self, Preparation},
+    volumes::mounting::{self, DEFAULT_FS_TYPE, Preparation},
 };
 use rubelet_host::port::{Ended, Program, ProgramOutput, WhenLate};
 
@@ -70,6 +70,8 @@ pub(super) async fn mount(world: &World, mount: Mount<'_>, scope: Scope) -> Resu
 
 /// Mounts a block device with this file system. An empty device is formatted first, another one checked.
 pub(super) async fn format_and_mount(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
+    let fs_type = if order.fs_type.is_empty() { DEFAULT_FS_TYPE } else { order.fs_type };
+    let order = Mount { fs_type, ..order };
     let prepared = prepare(world, order).await;
     if prepared.is_err() {
         let _ = world.host.remove_tree(order.target).await;
