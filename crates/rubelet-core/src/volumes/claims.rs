@@ -261,8 +261,8 @@ impl PersistentSource {
         match &self.kind {
             PersistentKind::Csi(volume) => volume.lifecycle == CsiLifecycle::Persistent,
             PersistentKind::Flex(volume) => volume.capabilities.requires_fs_resize,
+            PersistentKind::Local(_) => true,
             PersistentKind::HostPath { .. }
-            | PersistentKind::Local(_)
             | PersistentKind::Nfs(_)
             | PersistentKind::Iscsi(_)
             | PersistentKind::Fc(_) => false,

@@ -1,6 +1,6 @@
 //! Mounting and formatting by the node's programs: their arguments, and what their answers mean.
 //!
-//! Owns: command lines of mount, mkfs, fsck and blkid, and the decisions in between. Never: runs anything.
+//! Owns: command lines of mount, mkfs, fsck, blkid and of what makes file systems larger, and the decisions in between. Never: runs anything.
 //! Upstream: `mount-utils` (`SafeFormatAndMount`, `MakeMountArgs`), `JoinMountOptions`.
 
 use std::{collections::BTreeSet, path::Path};
@@ -110,6 +110,27 @@ pub fn disk_format(exit: i32, output: &str) -> Result<DiskFormat, String> {
     })
 }
 
+/// The program that makes the file system on a device as large as it, and its arguments. `None` for an empty device, whose file
+/// system will be as large from the start.
+pub fn growth(
+    device: &str,
+    format: &DiskFormat,
+    mounted: &Path,
+) -> Result<Option<(&'static str, Vec<String>)>, String> {
+    let DiskFormat::Formatted(fs_type) = format else { return Ok(None) };
+    let mounted = mounted.display().to_string();
+    Ok(Some(match &**fs_type {
+        "ext3" | "ext4" => ("resize2fs", vec![device.to_owned()]),
+        "xfs" => ("xfs_growfs", vec!["-d".to_owned(), mounted]),
+        "btrfs" => ("btrfs", ["filesystem", "resize", "max", &mounted].map(str::to_owned).to_vec()),
+        other => {
+            return Err(format!(
+                "ResizeFS.Resize - resize of format {other} is not supported for device {device} mounted at {mounted}"
+            ));
+        }
+    }))
+}
+
 /// What comes before a device is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Preparation {
@@ -142,6 +163,21 @@ pub fn check_failure(device: &str, exit: i32, output: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_system_grows_by_its_own_program() {
+        let growth = |fs_type: &str| {
+            let format = DiskFormat::Formatted(fs_type.to_owned());
+            growth("/dev/b", &format, Path::new("/m"))
+                .map(|found| found.map(|(name, args)| format!("{name} {}", args.join(" "))))
+        };
+        assert_eq!(growth("ext4"), Ok(Some("resize2fs /dev/b".to_owned())));
+        assert_eq!(growth("xfs"), Ok(Some("xfs_growfs -d /m".to_owned())));
+        assert_eq!(growth("btrfs"), Ok(Some("btrfs filesystem resize max /m".to_owned())));
+        let refused = "ResizeFS.Resize - resize of format vfat is not supported for device /dev/b mounted at /m";
+        assert_eq!(growth("vfat"), Err(refused.to_owned()));
+        assert_eq!(super::growth("/dev/b", &DiskFormat::Unformatted, Path::new("/m")), Ok(None));
+    }
 
     #[test]
     fn device_is_formatted_only_if_it_is_empty_and_writable() {

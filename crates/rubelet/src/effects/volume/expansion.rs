@@ -1,8 +1,8 @@
-//! Expansion of a volume in use: its driver makes the file system as large as the volume.
+//! Expansion of a volume in use: its driver, or a program of the node, makes the file system as large as the volume.
 //!
 //! Owns: the call, and the writes of the claim's status around it. Never: decides whether a claim wants it
 //! (`rubelet_core::volumes::expansion`).
-//! Upstream: `csi/expander.go`, `flexvolume/expander.go`, `operationexecutor/node_expander.go`.
+//! Upstream: `csi/expander.go`, `flexvolume/expander.go`, `local.go`, `operationexecutor/node_expander.go`.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use rubelet_core::{
@@ -23,7 +23,7 @@ use rubelet_kube::{
 };
 use serde_json::Value;
 
-use super::{block, csi, flex};
+use super::{block, csi, flex, local};
 use crate::{
     effects::{failure, status},
     world::World,
@@ -47,6 +47,10 @@ pub(super) async fn expand(world: &World, uid: &PodUid, source: &PersistentSourc
     let called = match &source.kind {
         PersistentKind::Csi(volume) => call(world, uid, (source, volume), &wanted).await?,
         PersistentKind::Flex(volume) if flex::expand(world, uid, (source, volume), (&wanted, size)).await? => {
+            Called::Done
+        }
+        PersistentKind::Local(volume) => {
+            local::grow(world, source, volume).await?;
             Called::Done
         }
         _ => {

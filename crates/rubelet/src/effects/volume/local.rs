@@ -63,6 +63,14 @@ pub(super) async fn unstage(world: &World, name: &str) -> Result<Facts, EffectEr
     Ok(Facts::Nothing)
 }
 
+/// Makes the file system on a device as large as it. A directory, and a device without one, are as large as they are.
+pub(super) async fn grow(world: &World, source: &PersistentSource, volume: &LocalVolume) -> Result<(), EffectError> {
+    if volume.is_block || !is_device(world, volume).await? {
+        return Ok(());
+    }
+    mounting::grow(world, &volume.path.display().to_string(), &device_dir(world, &source.name)?).await
+}
+
 /// The block device of a volume that is used without a file system.
 pub(super) fn device(volume: &LocalVolume) -> Result<PathBuf, EffectError> {
     volume.problem().map_or(Ok(volume.path.clone()), |problem| Err(failure::refused(problem)))
@@ -213,6 +221,37 @@ mod tests {
         // The next pod finds the file system, and its files.
         stage(&world, &source, stage_of(&source)).await.unwrap();
         assert_eq!(fs::read_to_string(global.join("file")).unwrap(), "kept");
+        unstage(&world, "pv").await.unwrap();
+    }
+
+    /// The kernel lets a mounted ext4 grow only by who may exceed limits, which root in a container may not.
+    fn may_grow_mounted() -> bool {
+        const CAP_SYS_RESOURCE: u32 = 24;
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim();
+        u64::from_str_radix(effective, 16).unwrap() >> CAP_SYS_RESOURCE & 1 == 1
+    }
+
+    #[tokio::test]
+    async fn file_system_grows_with_its_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, file) = (dir.path().canonicalize().unwrap(), dir.path().join("disk"));
+        let device = LoopDevice::new(&file);
+        let (world, source) = (world_in(&root), volume(device.0.clone()));
+        stage(&world, &source, stage_of(&source)).await.unwrap();
+        let global = world.paths.root_dir.join("plugins/kubernetes.io/local-volume/mounts/pv");
+        let blocks = || rustix::fs::statvfs(&global).unwrap().f_blocks;
+        let before = blocks();
+        fs::File::options().write(true).open(&file).unwrap().set_len(64 << 20).unwrap();
+        assert!(Command::new("losetup").arg("--set-capacity").arg(&device.0).status().unwrap().success());
+        let grown = grow(&world, &source, stage_of(&source)).await;
+        if may_grow_mounted() {
+            grown.unwrap();
+            assert!(blocks() > before, "{before} blocks, then {}", blocks());
+        } else {
+            let error = grown.unwrap_err().message;
+            assert!(error.contains("resize2fs: Permission denied to resize filesystem"), "{error}");
+        }
         unstage(&world, "pv").await.unwrap();
     }
 

@@ -7,7 +7,7 @@ use std::{fmt, io, path::Path, time::Duration};
 
 use rubelet_core::{
     effect::{EffectError, ErrorKind},
-    volumes::mounting::{self, DEFAULT_FS_TYPE, Preparation},
+    volumes::mounting::{self, DEFAULT_FS_TYPE, DiskFormat, Preparation},
 };
 use rubelet_host::port::{Ended, Program, ProgramOutput, WhenLate};
 
@@ -84,13 +84,7 @@ pub(super) async fn format_and_mount(world: &World, order: Mount<'_>) -> Result<
 
 async fn prepare(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
     let Mount { source: device, target, fs_type, options } = order;
-    let retry = |message: String| EffectError { kind: ErrorKind::Retry, message };
-    let unknown = |why: &dyn fmt::Display| retry(format!("failed to get disk format of disk {device}: {why}"));
-    let probe = on_device("blkid", mounting::blkid_arguments(device), device, BLKID_TIMEOUT);
-    let probed = world.host.run_program(&Program { when_late: WhenLate::Kill, ..probe }).await;
-    let probed = probed.map_err(|error| unknown(&error))?;
-    let Ended::Exit(exit) = probed.status else { return Err(unknown(&probed.status)) };
-    let format = mounting::disk_format(exit, &probed.stdout).map_err(|why| unknown(&why))?;
+    let format = format_of(world, device).await?;
     match mounting::preparation(device, &format, options).map_err(retry)? {
         Preparation::Nothing => Ok(()),
         Preparation::Format => {
@@ -114,6 +108,31 @@ async fn prepare(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
             mounting::check_failure(device, exit, &said(&checked)).map_or(Ok(()), |why| Err(retry(why)))
         }
     }
+}
+
+async fn format_of(world: &World, device: &str) -> Result<DiskFormat, EffectError> {
+    let unknown = |why: &dyn fmt::Display| retry(format!("failed to get disk format of disk {device}: {why}"));
+    let probe = on_device("blkid", mounting::blkid_arguments(device), device, BLKID_TIMEOUT);
+    let probed = world.host.run_program(&Program { when_late: WhenLate::Kill, ..probe }).await;
+    let probed = probed.map_err(|error| unknown(&error))?;
+    let Ended::Exit(exit) = probed.status else { return Err(unknown(&probed.status)) };
+    mounting::disk_format(exit, &probed.stdout).map_err(|why| unknown(&why))
+}
+
+/// Makes the file system on a mounted device as large as the device.
+pub(super) async fn grow(world: &World, device: &str, mounted: &Path) -> Result<(), EffectError> {
+    let format = format_of(world, device).await?;
+    let Some((name, args)) = mounting::growth(device, &format, mounted).map_err(retry)? else { return Ok(()) };
+    let failed = |error: &str, output: &str| {
+        retry(format!("resize of device {device} failed: {error}. {name} output: {output}"))
+    };
+    let grown = world.host.run_program(&on_device(name, args, device, FORMAT_TIMEOUT)).await;
+    let grown = grown.map_err(|error| failed(&error.to_string(), ""))?;
+    if grown.is_success() { Ok(()) } else { Err(failed(&grown.status.to_string(), &said(&grown))) }
+}
+
+fn retry(message: String) -> EffectError {
+    EffectError { kind: ErrorKind::Retry, message }
 }
 
 /// A program that changes a device goes on to its end, whoever waits for it.
