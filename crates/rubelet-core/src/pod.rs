@@ -262,6 +262,8 @@ pub struct VolumeRecord {
     pub is_republish_due: bool,
     /// The size up to which this process knows it to be expanded.
     pub expanded_bytes: Option<i64>,
+    /// Its claim did not let it be expanded yet when it was last read.
+    pub expansion_waits: bool,
     /// What became of the SELinux label that the pod wants for it.
     pub label: LabelReport,
     /// When it was last asked why the volume is not attached.
@@ -273,6 +275,7 @@ impl VolumeRecord {
     pub fn resolved(&mut self, source: &Arc<PersistentSource>) {
         let size = source.size.as_ref();
         self.expanded_bytes = self.expanded_bytes.or(size.map(|size| size.claim_bytes));
+        self.expansion_waits = false;
         self.is_republish_due = self.is_set_up && source.is_republished();
         self.claimed = Some(source.clone());
     }
@@ -280,7 +283,8 @@ impl VolumeRecord {
     /// The persistent volume has grown beyond what this node has of it.
     pub fn is_expansion_due(&self) -> bool {
         let Some(source) = self.claimed.as_ref().filter(|source| source.is_expandable()) else { return false };
-        source.size.as_ref().is_some_and(|size| self.expanded_bytes.is_some_and(|known| size.volume_bytes > known))
+        let has_grown = |known: i64| source.size.as_ref().is_some_and(|size| size.volume_bytes > known);
+        !self.expansion_waits && self.expanded_bytes.is_some_and(has_grown)
     }
 }
 

@@ -334,6 +334,12 @@ fn claimed_volume_is_resolved_again_then_published_again_or_expanded() {
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v");
     known(&mut record, "2Gi");
     assert_eq!(show(&sync_plan(&record, &facts)), "expand volume v");
+    // The controller has not written yet that the node is next, or has to make the volume smaller again.
+    let known = record.volumes.get_mut("v").expect("a volume");
+    (known.is_republish_due, known.expansion_waits) = (false, true);
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
+    record.volumes.get_mut("v").expect("a volume").resolved(&source("2Gi"));
+    assert_eq!(show(&sync_plan(&record, &facts)), "expand volume v");
 }
 
 #[test]

@@ -48,12 +48,14 @@ impl ClaimedSize {
     }
 }
 
-/// What became of an expansion. None of these is tried again until the volume grows once more.
+/// What became of an expansion. But for one, none of these is tried again until the volume grows once more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Expanded {
     Done,
     /// The claim does not want it, or another node did it.
     NotNeeded,
+    /// The controller is at work, or has to undo it: it is asked for again when the claim has been read again.
+    NotYet,
     /// The volume is mounted to be read only.
     ReadOnly,
     /// The driver does not expand volumes in use.
@@ -66,6 +68,8 @@ pub enum Expanded {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     Nothing,
+    /// The claim may want it later.
+    Wait,
     /// Call the driver for this size.
     Expand {
         size: String,
@@ -96,7 +100,20 @@ pub fn next(claim: &PersistentVolumeClaim, size: &ClaimedSize) -> Next {
         Some(_) => false,
         None => !is_tracked,
     };
-    if may { Next::Expand { size: wanted, is_shown, is_tracked } } else { Next::Nothing }
+    match may {
+        true => Next::Expand { size: wanted, is_shown, is_tracked },
+        false if is_shown => Next::Nothing,
+        false => Next::Wait,
+    }
+}
+
+/// The claim wants another size since an expansion to this one failed for good: the controller may undo it after one more failure.
+pub fn is_given_up(claim: &PersistentVolumeClaim, size: &str) -> bool {
+    let conditions = claim.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let has_failed = conditions.into_iter().flatten().any(|condition| condition.type_ == NODE_RESIZE_ERROR);
+    let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let asked = amount(resources.and_then(|resources| resources.requests.as_ref()), STORAGE);
+    has_failed && Quantity::parse(size).is_ok_and(|size| size != asked)
 }
 
 /// The claim's status while the driver works. `None`: it says so.
@@ -193,12 +210,25 @@ mod tests {
         insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"), @r#"
         older controller: Expand { size: "2Gi", is_shown: false, is_tracked: false }
         pending: Expand { size: "3Gi", is_shown: false, is_tracked: true }
-        infeasible: Nothing
-        controller at work: Nothing
+        infeasible: Wait
+        controller at work: Wait
         done: Nothing
         done on another node: Expand { size: "2Gi", is_shown: true, is_tracked: false }
         done for all nodes: Nothing
         "#);
+    }
+
+    #[test]
+    fn failed_expansion_is_given_up_once_the_claim_wants_another_size() {
+        let failed = json!({"conditions": [{"type": NODE_RESIZE_ERROR, "status": "True"}]});
+        for (status, asked, expected) in
+            [(&failed, "5Gi", true), (&failed, "9Gi", false), (&failed, "9216Mi", false), (&json!({}), "5Gi", false)]
+        {
+            let mut claim = claim(status, "ReadWriteOnce", None);
+            let resources = json!({"requests": {"storage": asked}});
+            claim.spec.as_mut().unwrap().resources = serde_json::from_value(resources).unwrap();
+            assert_eq!(is_given_up(&claim, "9Gi"), expected, "{asked} {status}");
+        }
     }
 
     #[test]

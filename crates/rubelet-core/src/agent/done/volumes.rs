@@ -64,9 +64,14 @@ fn expansion_ended(
     expanded: &Expanded,
 ) -> Vec<EventRecord> {
     let Some(size) = &source.size else { return Vec::new() };
-    record.volumes.entry(volume.to_owned()).or_default().expanded_bytes = Some(size.volume_bytes);
+    let known = record.volumes.entry(volume.to_owned()).or_default();
+    if *expanded == Expanded::NotYet {
+        known.expansion_waits = true;
+        return Vec::new();
+    }
+    known.expanded_bytes = Some(size.volume_bytes);
     let (severity, reason, message) = match expanded {
-        Expanded::NotNeeded | Expanded::InUse { .. } => return Vec::new(),
+        Expanded::NotNeeded | Expanded::NotYet | Expanded::InUse { .. } => return Vec::new(),
         Expanded::Done => {
             let node = record.spec().node_name.as_deref().unwrap_or_default();
             let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} {node}", source.name);

@@ -37,9 +37,12 @@ pub(super) async fn expand(world: &World, uid: &PodUid, source: &PersistentSourc
         return Ok(Facts::Expanded(Expanded::ReadOnly));
     }
     let claim = claim(world, size).await?;
-    let Next::Expand { size: wanted, is_shown, is_tracked } = expansion::next(&claim, size) else {
-        return Ok(Facts::Expanded(Expanded::NotNeeded));
+    let (wanted, is_shown, is_tracked) = match expansion::next(&claim, size) {
+        Next::Expand { size, is_shown, is_tracked } => (size, is_shown, is_tracked),
+        Next::Wait => return Ok(Facts::Expanded(Expanded::NotYet)),
+        Next::Nothing => return Ok(Facts::Expanded(Expanded::NotNeeded)),
     };
+    let is_given_up = expansion::is_given_up(&claim, &wanted);
     let claim = match expansion::in_progress_patch(&claim).filter(|_| is_tracked && !is_shown) {
         Some(patch) => write(world, size, &patch).await?,
         None => claim,
@@ -66,7 +69,7 @@ pub(super) async fn expand(world: &World, uid: &PodUid, source: &PersistentSourc
         // Upstream fails where the controller waits for this node.
         Called::Unsupported { error } if is_tracked && !is_shown => Err(failure::refused(error)),
         Called::Unsupported { .. } => Ok(Facts::Expanded(Expanded::NotNeeded)),
-        Called::Failed(error) => failed(world, size, &error, is_tracked).await,
+        Called::Failed(error) => failed(world, size, &error, is_tracked, is_given_up).await,
     }
 }
 
@@ -111,11 +114,18 @@ async fn call(
     })
 }
 
-async fn failed(world: &World, size: &ClaimedSize, error: &CsiError, is_tracked: bool) -> Result<Facts, EffectError> {
+async fn failed(
+    world: &World,
+    size: &ClaimedSize,
+    error: &CsiError,
+    is_tracked: bool,
+    is_given_up: bool,
+) -> Result<Facts, EffectError> {
     let prefix = "Expander.NodeExpand failed to expand the volume";
     let message = format!("{prefix} : {error}");
     if !error.is_uncertain() && is_tracked {
-        let is_infeasible = matches!(error.code, Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound));
+        let is_infeasible =
+            is_given_up || matches!(error.code, Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound));
         let now = world.clock.now().wall.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         write(world, size, &expansion::failed_patch(&message, is_infeasible, &now)).await?;
     }
