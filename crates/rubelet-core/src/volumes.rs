@@ -37,6 +37,7 @@ pub mod nfs;
 pub mod pod_certificates;
 pub mod selinux;
 pub mod teardown;
+pub mod topology;
 pub mod trust_bundles;
 
 /// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.

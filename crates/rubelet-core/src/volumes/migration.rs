@@ -1,6 +1,6 @@
 //! Kinds of volumes that moved out of Kubernetes into CSI drivers: cloud disks and shares.
 //!
-//! Owns: the CSI volume that each stands for. Topology stays as it is: the scheduler translates it for itself.
+//! Owns: the CSI volume that each stands for.
 //! Upstream: `csi-translation-lib`, `pkg/volume/csimigration`.
 
 use std::{borrow::Cow, collections::BTreeMap};
@@ -10,7 +10,10 @@ use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeSpec, SecretReference, Volume,
 };
 
-use super::csi::AccessMode;
+use super::{
+    csi::AccessMode,
+    topology::{self, Keys, ZONE_DELIMITER},
+};
 
 const AWS: &str = "ebs.csi.aws.com";
 const AZURE_DISK: &str = "disk.csi.azure.com";
@@ -22,8 +25,8 @@ const VSPHERE: &str = "csi.vsphere.vmware.com";
 
 /// Of a disk whose place is not known.
 const UNSPECIFIED: &str = "UNSPECIFIED";
+/// In the order in which they name the zone of a disk in its handle.
 const ZONE_LABELS: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
-const ZONE_DELIMITER: &str = "__";
 const AZURE_RESOURCE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
 const PORTWORX_SECRET_NAME: &str = "openstorage.io/auth-secret-name";
 const PORTWORX_SECRET_NAMESPACE: &str = "openstorage.io/auth-secret-namespace";
@@ -33,13 +36,29 @@ pub fn persistent_volume(volume: &PersistentVolume) -> Result<Cow<'_, Persistent
     let Some(spec) = &volume.spec else { return Ok(Cow::Borrowed(volume)) };
     let Some(source) = csi_source(volume, spec).map_err(|why| failed(&why))? else { return Ok(Cow::Borrowed(volume)) };
     let mut translated = volume.clone();
+    let driver_keys = keys_of(&source.driver);
     if let Some(spec) = &mut translated.spec {
         if spec.gce_persistent_disk.is_some() {
             spec.access_modes = spec.access_modes.as_deref().map(gce_access_modes);
         }
         spec.csi = Some(source);
     }
+    if let Some(keys) = driver_keys {
+        topology::translate(&mut translated, &keys);
+    }
     Ok(Cow::Owned(translated))
+}
+
+/// What a driver calls places. Shares are to be had everywhere, and Azure's disks keep their labels, as upstream.
+fn keys_of(driver: &str) -> Option<Keys> {
+    let (zone, region) = match driver {
+        AWS => ("topology.ebs.csi.aws.com/zone", None),
+        CINDER => ("topology.cinder.csi.openstack.org/zone", None),
+        GCE => ("topology.gke.io/zone", None),
+        VSPHERE => ("topology.csi.vmware.com/zone", Some("topology.csi.vmware.com/region")),
+        _ => return None,
+    };
+    Some(Keys { zone, region })
 }
 
 /// What a volume of a pod stands for, if its kind moved. It is staged like a persistent volume.
@@ -356,6 +375,41 @@ mod tests {
         let local = json!({"metadata": {}, "spec": {"local": {"path": "/d"}}});
         let local = serde_json::from_value(local).unwrap();
         assert!(matches!(persistent_volume(&local), Ok(Cow::Borrowed(_))));
+    }
+
+    #[test]
+    fn places_of_a_disk_that_moved_are_its_drivers() {
+        let zone_of = |field: &str, source: Value| {
+            let at = json!([{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z"]}]);
+            let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": at}]}});
+            let mut spec = json!({"nodeAffinity": affinity, "claimRef": {"namespace": "prod", "name": "c"}});
+            spec[field] = source;
+            let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
+            let translated = persistent_volume(&volume).unwrap();
+            let translated = serde_json::to_value(&*translated).unwrap();
+            let terms = &translated["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
+            format!("{field}: {}", terms[0]["matchExpressions"][0]["key"])
+        };
+        let lines = [
+            zone_of("awsElasticBlockStore", json!({"volumeID": "vol-1"})),
+            zone_of("azureDisk", json!({"diskName": "d", "diskURI": "/sub/d"})),
+            zone_of("azureFile", json!({"secretName": "x", "shareName": "s"})),
+            zone_of("cinder", json!({"volumeID": "c-1"})),
+            zone_of("gcePersistentDisk", json!({"pdName": "d"})),
+            zone_of("portworxVolume", json!({"volumeID": "p-1"})),
+            zone_of("vsphereVolume", json!({"volumePath": "[ds] v.vmdk"})),
+            zone_of("local", json!({"path": "/d"})),
+        ];
+        insta::assert_snapshot!(lines.join("\n"), @r#"
+        awsElasticBlockStore: "topology.ebs.csi.aws.com/zone"
+        azureDisk: "topology.kubernetes.io/zone"
+        azureFile: "topology.kubernetes.io/zone"
+        cinder: "topology.cinder.csi.openstack.org/zone"
+        gcePersistentDisk: "topology.gke.io/zone"
+        portworxVolume: "topology.kubernetes.io/zone"
+        vsphereVolume: "topology.csi.vmware.com/zone"
+        local: "topology.kubernetes.io/zone"
+        "#);
     }
 
     #[test]
