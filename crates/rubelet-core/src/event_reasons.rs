@@ -69,6 +69,8 @@ pub const VOLUME_RESIZE_FAILED: &str = "VolumeResizeFailed";
 pub const FILE_SYSTEM_RESIZE_FAILED: &str = "FileSystemResizeFailed";
 pub const FILE_SYSTEM_RESIZE_SUCCESSFUL: &str = "FileSystemResizeSuccessful";
 pub const FAILED_UNMOUNT_VOLUME: &str = "FailedUnMount";
+/// Another pod of the node has a volume under another `fsGroup`.
+pub const ALREADY_MOUNTED_VOLUME: &str = "AlreadyMountedVolume";
 /// Many files of a volume are given to the pod's `fsGroup`.
 pub const VOLUME_PERMISSION_CHANGE_IN_PROGRESS: &str = "VolumePermissionChangeInProgress";
 /// A literal in `pkg/kubelet/server/stats/volume_stat_calculator.go`.

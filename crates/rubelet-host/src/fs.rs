@@ -141,6 +141,10 @@ pub fn file_identity(path: &Path) -> io::Result<Option<FileIdentity>> {
     }))
 }
 
+pub fn file_group(path: &Path) -> io::Result<u32> {
+    fs::metadata(path).map(|found| found.gid())
+}
+
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(path)?;
     set_mode(&File::open(path)?, mode)

@@ -109,6 +109,10 @@ impl Host for LinuxHost {
         self.short(path, fs::file_identity).await
     }
 
+    async fn file_group(&self, path: &Path) -> io::Result<u32> {
+        self.short(path, fs::file_group).await
+    }
+
     async fn file_system(&self, path: &Path) -> io::Result<FileSystem> {
         self.short(path, disk::file_system).await
     }

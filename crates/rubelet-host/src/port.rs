@@ -349,6 +349,9 @@ pub trait Host: Send + Sync + 'static {
     /// Which file is at `path`, a link itself; `None` if there is none.
     async fn file_identity(&self, path: &Path) -> io::Result<Option<FileIdentity>>;
 
+    /// The group that `path` belongs to, following links.
+    async fn file_group(&self, path: &Path) -> io::Result<u32>;
+
     /// The file system that holds `path`.
     async fn file_system(&self, path: &Path) -> io::Result<FileSystem>;
 

@@ -244,6 +244,11 @@ impl Host for FakeHost {
         self.look(path, |sim| sim.disk.identity(path)).await
     }
 
+    /// Owners are not simulated.
+    async fn file_group(&self, path: &Path) -> io::Result<u32> {
+        self.look(path, |sim| sim.disk.node(path).map(|_| 0)).await
+    }
+
     /// Images have one of their own, which few of them fill.
     async fn file_system(&self, path: &Path) -> io::Result<FileSystem> {
         self.look(path, |sim| {

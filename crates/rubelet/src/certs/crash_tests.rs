@@ -119,6 +119,7 @@ killed_host! {
         read_tail(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
         file_kind(path: &Path) -> io::Result<Option<FileKind>>;
         file_identity(path: &Path) -> io::Result<Option<FileIdentity>>;
+        file_group(path: &Path) -> io::Result<u32>;
         file_system(path: &Path) -> io::Result<FileSystem>;
         node_figures(kubepods: Option<&Path>) -> io::Result<NodeFigures>;
         pod_figures(cgroup: &Path) -> io::Result<Option<PodFigures>>;

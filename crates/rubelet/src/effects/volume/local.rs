@@ -6,9 +6,13 @@
 
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    effect::{EffectError, ErrorKind, Facts},
+    effect::{EffectError, ErrorKind, EventRecord, Facts, InvolvedObject, Severity},
+    event_reasons,
+    id::PodRef,
     volumes::{
+        self,
         claims::PersistentSource,
         local::{self, LOCAL_PLUGIN, LocalVolume},
         mounting::bind_options,
@@ -86,9 +90,32 @@ pub(super) async fn set_up(
     let from = if is_device(world, volume).await? { device_dir(world, &source.name)? } else { volume.path.clone() };
     let target = source.path(owner.dir);
     let is_shared = is_mounted_for_another(world, &target).await?;
+    if is_shared && !mounting::is_mounted(world, &target).await? {
+        warn_of_another_group(world, owner.pod, source, &from).await?;
+    }
     mounting::bind(world, &from, &target, &bind_options(&volume.mount_options, source.read_only)).await?;
     // As upstream, the first pod's group stays as long as the volume is in use.
     if source.read_only || is_shared { Ok(()) } else { persistent::share(world, owner.pod, source, &target).await }
+}
+
+/// Tells that the volume keeps the group that another pod gave it.
+async fn warn_of_another_group(
+    world: &World,
+    pod: &Pod,
+    source: &PersistentSource,
+    place: &Path,
+) -> Result<(), EffectError> {
+    let Some(wanted) = pod.spec.as_ref().and_then(volumes::fs_group) else { return Ok(()) };
+    let group = world.host.file_group(place).await.map_err(|error| failure::io("stat", place, &error))?;
+    if group != wanted {
+        let name = &source.name;
+        let message = format!(
+            "The requested fsGroup is {wanted}, but the volume {name} has GID {group}. The volume may not be shareable."
+        );
+        let (pod, reason) = (InvolvedObject::Pod(PodRef::of(pod)), event_reasons::ALREADY_MOUNTED_VOLUME);
+        world.events.record(EventRecord::new(pod, Severity::Warning, reason, message), world.clock.now().wall);
+    }
+    Ok(())
 }
 
 fn device_dir(world: &World, name: &str) -> Result<PathBuf, EffectError> {
@@ -162,8 +189,12 @@ mod tests {
     }
 
     async fn set_up(world: &World, uid: &str, source: &PersistentSource) -> Result<(), String> {
+        set_up_for(world, uid, 4321, source).await
+    }
+
+    async fn set_up_for(world: &World, uid: &str, group: u32, source: &PersistentSource) -> Result<(), String> {
         make_pod_dirs(world, &pod_ref(uid)).await.unwrap();
-        let spec = json!({"containers": [], "securityContext": {"fsGroup": 4321}});
+        let spec = json!({"containers": [], "securityContext": {"fsGroup": group}});
         let pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
         let done = set_up_volume(world, &pod, &PodUid::new(uid), "data", Some(source)).await;
         done.map(drop).map_err(|error| error.message)
@@ -277,7 +308,12 @@ mod tests {
         std::os::unix::fs::chown(disk.join("later"), None, Some(0)).unwrap();
         set_up(&world, "0002", &volume(disk.clone())).await.unwrap();
         assert_eq!(fs::metadata(disk.join("later")).unwrap().gid(), 0);
-        for uid in [UID, "0002"] {
+        assert_eq!(world.events.since(0).len(), 0);
+        set_up_for(&world, "0003", 99, &volume(disk.clone())).await.unwrap();
+        let told: Vec<_> = world.events.since(0).into_iter().map(|it| (it.record.reason, it.record.message)).collect();
+        let message = "The requested fsGroup is 99, but the volume pv has GID 4321. The volume may not be shareable.";
+        assert_eq!(told, [("AlreadyMountedVolume".to_owned(), message.to_owned())]);
+        for uid in [UID, "0002", "0003"] {
             tear_down_volumes(&world, &pod_ref(uid)).await.unwrap();
         }
     }
