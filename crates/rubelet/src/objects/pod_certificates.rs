@@ -4,6 +4,10 @@
 //! An agent that starts anew asks for all of them again, as upstream does. Never: logs a key; judges a certificate.
 //! Upstream: `pkg/kubelet/podcertificate`.
 
+mod keys;
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
@@ -16,7 +20,6 @@ use k8s_openapi::api::{
     certificates::v1beta1::PodCertificateRequest,
     core::v1::{Node, ServiceAccount},
 };
-use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use rubelet_core::{
     effect::{EventRecord, InvolvedObject, Severity},
     event::Event,
@@ -31,10 +34,11 @@ use rubelet_kube::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    task::AbortHandle,
+    task::{AbortHandle, spawn_blocking},
     time::{sleep, timeout},
 };
 
+use self::keys::own_key;
 use super::{CALL_TIMEOUT, FIRST_LIST, Shared, locked};
 use crate::{
     event_log::EventLog,
@@ -48,11 +52,6 @@ const ABANDON_TIMEOUT: Duration = Duration::from_secs(600);
 const LONGEST_NAP: Duration = Duration::from_secs(60);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 const NOT_ISSUED: &str = "credential bundle is not issued yet";
-/// Of the first version of the PKCS#8 of an Ed25519 key, which all programs read: the 32 bytes of the key follow.
-const ED25519_PREFIX: [u8; 16] =
-    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
-const ED25519_KEY_BYTES: usize = 32;
-
 /// What pods read, by the source of their volume.
 #[derive(Default)]
 pub(super) struct CertificateStore(Mutex<BTreeMap<CertificateKey, Entry>>);
@@ -208,11 +207,11 @@ enum Attempt {
 }
 
 async fn attempt(shared: &Shared, key: &CertificateKey) -> anyhow::Result<Attempt> {
-    let own = match own_key(&key.key_type) {
+    let key_type = key.key_type.clone();
+    let own = match spawn_blocking(move || own_key(&key_type)).await.context("while generating keypair")? {
         Ok(own) => own,
         Err(error) => return Ok(Attempt::Refused(Refusal::failed(&format!("while generating keypair: {error}")))),
     };
-    let stub = stub(&own).context("while generating stub PKCS#10 request")?;
     let api = &*shared.api;
     let account = ObjectPath::all("v1", "serviceaccounts").within(&*key.namespace).named(&*key.service_account);
     let account: ServiceAccount =
@@ -221,16 +220,14 @@ async fn attempt(shared: &Shared, key: &CertificateKey) -> anyhow::Result<Attemp
     let node: Node = calls::get(api, Lane::Ordinary, node, CALL_TIMEOUT).await.context("while getting node object")?;
     let uid = |uid: Option<String>| uid.unwrap_or_default();
     let (account_uid, node_uid) = (uid(account.metadata.uid), uid(node.metadata.uid));
-    let body = key.request(&account_uid, (&shared.node_name, &node_uid), stub);
+    let body = key.request(&account_uid, (&shared.node_name, &node_uid), own.stub);
     let collection = ObjectPath::all(API, "podcertificaterequests").within(&*key.namespace);
     let created: PodCertificateRequest = calls::create(api, Lane::Ordinary, collection, &body, CALL_TIMEOUT)
         .await
         .context("while creating PodCertificateRequest")?;
     let name = created.metadata.name.unwrap_or_default();
     Ok(match timeout(ABANDON_TIMEOUT, outcome(shared, key, &name)).await.unwrap_or(None) {
-        Some(Outcome::Issued { chain, times }) => {
-            Attempt::Issued(CredentialBundle { key: own.serialize_pem(), chain }, times)
-        }
+        Some(Outcome::Issued { chain, times }) => Attempt::Issued(CredentialBundle { key: own.key, chain }, times),
         Some(Outcome::Refused(refusal)) => Attempt::Refused(refusal),
         Some(Outcome::Pending) | None => Attempt::Gone { name },
     })
@@ -268,29 +265,6 @@ async fn outcome(shared: &Shared, key: &CertificateKey, name: &str) -> Option<Ou
         decided = decided => decided,
         () = reflector::follow(&*shared.api, &selection, shared.seed(name), &sender) => None,
     }
-}
-
-/// A new key of this type. The library for keys makes no RSA keys, and none on the curve P-521.
-fn own_key(key_type: &str) -> anyhow::Result<KeyPair> {
-    match key_type {
-        "ECDSAP256" => Ok(KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?),
-        "ECDSAP384" => Ok(KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384)?),
-        "ED25519" => {
-            let key = KeyPair::generate_for(&rcgen::PKCS_ED25519)?.serialize_der();
-            let end = ED25519_PREFIX.len().saturating_add(ED25519_KEY_BYTES);
-            let own = key.get(ED25519_PREFIX.len()..end).context("the key is too short")?;
-            Ok(KeyPair::try_from([&ED25519_PREFIX[..], own].concat())?)
-        }
-        "RSA3072" | "RSA4096" | "ECDSAP521" => anyhow::bail!("key type {key_type:?} is not supported by this agent"),
-        other => anyhow::bail!("unknown key type {other:?}"),
-    }
-}
-
-/// It says nothing but whose key it is.
-fn stub(key: &KeyPair) -> Result<Vec<u8>, rcgen::Error> {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    Ok(params.serialize_request(key)?.der().to_vec())
 }
 
 impl Shared {
@@ -334,6 +308,3 @@ impl Shared {
         events.record(event, self.clock.now().wall);
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -39,7 +39,10 @@ fn certificates(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let dir = cluster.node.bed.layout.dir.join("signer");
     fs::create_dir_all(&dir)?;
     let signer = Signer { authority: Authority::open(&dir)?, dir };
-    for (name, key_type) in [("curve", "ECDSAP256"), ("edwards", "ED25519")] {
+    let key_types = ["ECDSAP256", "ECDSAP521", "ED25519", "RSA4096"];
+    let names = key_types.map(str::to_ascii_lowercase);
+    for (name, key_type) in names.iter().zip(key_types) {
+        // The API server checks the proof with every request.
         cluster.apply(pod(name, &wanting(cluster, key_type)))?;
         let (request, spec) = pending(cluster, name)?;
         ensure!(spec["signerName"] == SIGNER && spec["nodeName"] == cluster.name.as_str(), "{spec}");
@@ -60,7 +63,7 @@ fn certificates(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ensure!(events.contains("\"FailedMount\"") && events.contains("permanently denied"), "{events}");
         Ok(())
     })?;
-    cluster.kubectl(&["delete", "pod", "curve", "edwards", "refused"])?;
+    cluster.kubectl(&["delete", "pod", "--all"])?;
     cluster.wait_none(60)
 }
 
