@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn own_sources_of_a_tool_exist() {
-        assert_eq!(files(&[CSI_SIDECARS])[1..3], ["attacher-stand-in", "registrar-stand-in"]);
+        assert_eq!(files(&[CSI_SIDECARS])[1..3], ["attacher-stand-in", "liveness-stand-in"]);
         CSI_SIDECARS.fingerprint().unwrap();
     }
 

@@ -54,15 +54,17 @@ fn anchors(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         Ok(fs::read_to_string(Authority::open(&dir)?.certificate())?)
     };
     let (one, two) = (certificate("one")?, certificate("two")?);
-    bundle(cluster, "named", None, &format!("{one}{two}{one}"))?;
+    bundle(cluster, "named", None, &format!("{one}{two}"))?;
     bundle(cluster, "example.com:signer:a", Some("prod"), &one)?;
     bundle(cluster, "example.com:signer:b", Some("test"), &two)?;
+    // An anchor of two bundles is shown once.
+    bundle(cluster, "example.com:signer:d", Some("prod"), &one)?;
     let pod = cluster.wait_running("web", 120)?;
     expect(cluster, pod.uid(), &["NAMED=2", "SIGNED=1", "NONE=0"])?;
     bundle(cluster, "example.com:signer:c", Some("prod"), &two)?;
     bundle(cluster, "named", None, &one)?;
     expect(cluster, pod.uid(), &["NAMED=1", "SIGNED=2", "NONE=0"])?;
-    cluster.plane().kubectl(&["delete", "clustertrustbundle", "example.com:signer:a"])?;
+    cluster.plane().kubectl(&["delete", "clustertrustbundle", "example.com:signer:a", "example.com:signer:d"])?;
     expect(cluster, pod.uid(), &["NAMED=1", "SIGNED=1", "NONE=0"])?;
     cluster.kubectl(&["delete", "pod", "web"])?;
     cluster.wait_none(60)
