@@ -28,7 +28,10 @@ pub(crate) fn release(file: &Path) -> io::Result<()> {
         }
         // Without a file it has no such attribute.
         let Ok(backing) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
-        if Path::new(backing.trim_end_matches('\n')) == file {
+        let backing = backing.trim_end_matches('\n');
+        // So it reads once the file is deleted, or the device behind it is gone.
+        let backing = backing.strip_suffix(" (deleted)").unwrap_or(backing);
+        if Path::new(backing) == file {
             release_device(&Path::new("/dev").join(name))?;
         }
     }
