@@ -18,6 +18,10 @@ use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags};
 
 use crate::port::{DirEntry, FileIdentity, FileKind, ReadError};
 
+/// The name of a file until it is complete.
+const TEMPORARY_BEGIN: &str = ".rubelet-";
+const TEMPORARY_END: &str = ".tmp";
+
 mod beneath;
 mod compress;
 mod ownership;
@@ -214,12 +218,36 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     absent_is_none(fs::remove_file(path)).map(|_| ())
 }
 
+pub fn remove_dir(path: &Path, own: &[&str]) -> io::Result<()> {
+    match fs::remove_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+        removed => return absent_is_none(removed).map(|_| ()),
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_ours = name.to_str().is_some_and(|name| is_temporary(name) || own.contains(&name));
+        if !is_ours || !entry.file_type()?.is_file() {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+        files.push(entry.path());
+    }
+    files.iter().try_for_each(|file| remove_file(file))?;
+    absent_is_none(fs::remove_dir(path)).map(|_| ())
+}
+
+/// A file that a process was killed while it wrote.
+fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY_BEGIN) && name.ends_with(TEMPORARY_END)
+}
+
 /// Creates it under a temporary name beside `path`, then renames it: a reader sees the old or the new, complete.
 fn in_one_step(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     // The name starts with a dot so that readers of manifest directories skip it.
-    let temporary = path.with_file_name(format!(".rubelet-{}-{number}.tmp", std::process::id()));
+    let temporary = path.with_file_name(format!("{TEMPORARY_BEGIN}{}-{number}{TEMPORARY_END}", std::process::id()));
     // Left over by a process with the same id.
     remove_file(&temporary)?;
     let done = make(&temporary).and_then(|()| Ok(rustix::fs::renameat(CWD, &temporary, CWD, path)?));
@@ -412,6 +440,36 @@ mod tests {
         assert_eq!(entries, expected.map(|(name, kind)| (name.to_owned(), kind)));
         assert_eq!(file_kind(&dir.path().join("a")).unwrap(), Some(FileKind::File));
         assert_eq!(file_kind(&dir.path().join("e")).unwrap(), None);
+    }
+
+    #[test]
+    fn directory_goes_with_our_files_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("volume");
+        let left = || list_dir(&path).unwrap().into_iter().map(|entry| entry.name).collect::<Vec<_>>();
+        remove_dir(&path, &[]).unwrap();
+        for foreign in ["data", "data.json"] {
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("data.json"), "{}").unwrap();
+            fs::write(path.join(".rubelet-1-2.tmp"), "{").unwrap();
+            // A directory of that name is not our file.
+            let is_dir = foreign == "data.json";
+            if is_dir {
+                fs::remove_file(path.join(foreign)).unwrap();
+                fs::create_dir(path.join(foreign)).unwrap();
+            } else {
+                fs::write(path.join(foreign), "of a user").unwrap();
+            }
+            let before = left();
+            let error = remove_dir(&path, &["data.json"]).unwrap_err();
+            assert_eq!((error.kind(), left()), (io::ErrorKind::DirectoryNotEmpty, before));
+            if is_dir { fs::remove_dir(path.join(foreign)) } else { fs::remove_file(path.join(foreign)) }.unwrap();
+            remove_dir(&path, &["data.json"]).unwrap();
+            assert!(!path.exists());
+        }
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        remove_dir(&file, &[]).unwrap_err();
     }
 
     #[test]

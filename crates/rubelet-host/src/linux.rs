@@ -249,6 +249,10 @@ impl Host for LinuxHost {
         self.short(path, fs::remove_file).await
     }
 
+    async fn remove_dir(&self, path: &Path, own: &'static [&'static str]) -> io::Result<()> {
+        self.short(path, move |path| fs::remove_dir(path, own)).await
+    }
+
     async fn remove_tree(&self, path: &Path) -> io::Result<()> {
         let tree = path.to_owned();
         self.lanes.run(path, Length::Long, move |call| fs::remove_tree(&tree, &|| call.go_on())).await

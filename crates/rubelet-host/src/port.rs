@@ -432,6 +432,10 @@ pub trait Host: Send + Sync + 'static {
     /// Removes a file or a link; a missing one is no error.
     async fn remove_file(&self, path: &Path) -> io::Result<()>;
 
+    /// Removes a directory in which there is nothing but files of these names, which are ours. Anything else in it is somebody's
+    /// data: an error, and nothing is removed. A missing directory is no error.
+    async fn remove_dir(&self, path: &Path, own: &'static [&'static str]) -> io::Result<()>;
+
     /// Removes a tree without following links or crossing mounts: a mount below is an
     /// error and stays untouched. A missing tree is no error.
     async fn remove_tree(&self, path: &Path) -> io::Result<()>;

@@ -251,6 +251,20 @@ impl Disk {
         }
     }
 
+    pub(crate) fn remove_dir(&mut self, path: &Path, own: &[&str]) -> io::Result<()> {
+        let Ok(real) = self.entry(path) else { return Ok(()) };
+        let is_own = |(path, node): (&PathBuf, &Node)| {
+            matches!(node, Node::File { .. })
+                && path.parent() == Some(&*real)
+                && path.file_name().is_some_and(|name| own.iter().any(|own| name == *own))
+        };
+        if self.below(&real).all(is_own) {
+            self.remove_tree(path)
+        } else {
+            Err(io::ErrorKind::DirectoryNotEmpty.into())
+        }
+    }
+
     pub(crate) fn remove_tree(&mut self, path: &Path) -> io::Result<()> {
         let Ok(real) = self.entry(path) else { return Ok(()) };
         if let Some(mount) = self.mounts.keys().find(|mount| mount.starts_with(&real)) {

@@ -417,6 +417,10 @@ impl Host for FakeHost {
         self.change("rm", path, |sim, path| sim.disk.remove_file(path)).await
     }
 
+    async fn remove_dir(&self, path: &Path, own: &'static [&'static str]) -> io::Result<()> {
+        self.change("rmdir", path, |sim, path| sim.disk.remove_dir(path, own)).await
+    }
+
     async fn remove_tree(&self, path: &Path) -> io::Result<()> {
         self.change("rm -r", path, |sim, path| sim.disk.remove_tree(path)).await
     }

@@ -462,12 +462,16 @@ impl Devices {
         self.look = if was_requested { LookState::Due(Uptime::ZERO) } else { LookState::Idle };
         let mut found = BTreeMap::new();
         self.unused.clear();
+        // One may have several directories: it is in use if one of them is.
         for device in devices {
             let name = DeviceName::of(&device.device);
-            if device.pods.is_empty() && !self.wanted.contains_key(&name) {
+            let known = found.entry(name).or_insert_with(|| device.clone());
+            known.pods.extend(device.pods);
+        }
+        for (name, device) in &found {
+            if device.pods.is_empty() && !self.wanted.contains_key(name) {
                 self.unused.insert(name.clone(), device.device.clone());
             }
-            found.insert(name, device);
         }
         self.failures.retain(|name, _| self.wanted.contains_key(name) || found.contains_key(name));
         self.staged.retain(|name| self.wanted.contains_key(name) || found.contains_key(name));
@@ -585,6 +589,19 @@ mod tests {
         devices.look_due(now());
         devices.listed(Vec::new());
         assert_eq!(devices.in_use(Some(&node(&[], &[]))).unwrap().len(), 2, "upstream reports both all the same");
+    }
+
+    #[test]
+    fn device_with_several_directories_is_used_if_one_is() {
+        let mut devices = Devices::default();
+        for (pods, unused) in [(["p"].as_slice(), 0), (&[], 1)] {
+            for listed in [[found("h", pods), found("h", &[])], [found("h", &[]), found("h", pods)]] {
+                devices.look_due(now());
+                devices.listed(listed.to_vec());
+                assert_eq!(unstaged_now(&devices).len(), unused);
+                devices.request_look();
+            }
+        }
     }
 
     #[test]

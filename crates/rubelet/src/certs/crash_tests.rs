@@ -104,6 +104,7 @@ killed_host! {
         make_link(target: &Path, link: &Path) -> io::Result<()>;
         project(dir: &Path, projection: Projection) -> io::Result<Projected>;
         remove_file(path: &Path) -> io::Result<()>;
+        remove_dir(path: &Path, own: &'static [&'static str]) -> io::Result<()>;
         remove_tree(path: &Path) -> io::Result<()>;
         mount_tmpfs(path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()>;
         mount_huge_pages(path: &Path, page_bytes: u64) -> io::Result<()>;

@@ -253,6 +253,18 @@ async fn set_up_host_path(world: &World, path: &Path, must_be: HostPathType) -> 
     }
 }
 
+/// Removes a directory where a volume was mounted, with these files of ours.
+async fn remove_dir(world: &World, dir: &Path, own: &'static [&'static str]) -> Result<(), EffectError> {
+    world.host.remove_dir(dir, own).await.map_err(|error| {
+        let failed = failure::io("remove", dir, &error);
+        if error.kind() != io::ErrorKind::DirectoryNotEmpty {
+            return failed;
+        }
+        let message = format!("{failed}; its files were written while no volume was mounted there, move them away");
+        EffectError { message, ..failed }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::{

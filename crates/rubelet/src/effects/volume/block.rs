@@ -63,7 +63,7 @@ pub(super) async fn publish(
         made.map_err(|error| failure::io("make directory", dir, &error))?;
     }
     host.make_link(&target, &link).await.map_err(|error| failure::io("make link", &link, &error))?;
-    client.publish(request).await.map_err(|error| csi::called("blockMapper.MapPodDevice failed", &error))?;
+    client.publish(request).await.map_err(|error| csi::answered(&error))?;
     if host.file_kind(&target).await.map_err(|error| failure::io("stat", &target, &error))?.is_none() {
         let message = format!("kubernetes.io/csi: the driver made no device at {}", target.display());
         return Err(EffectError { kind: ErrorKind::Retry, message });

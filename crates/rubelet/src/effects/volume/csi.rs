@@ -83,22 +83,32 @@ pub(super) struct DevicePlace {
     pub staging: PathBuf,
     /// The directory of its `vol_data.json`.
     data: PathBuf,
-    /// What is left of it on disk, in the order of removal: the data file goes last, until then the driver is asked again.
-    all: Vec<PathBuf>,
+    /// The directory of its name, if it is a block device: it holds nothing but ours.
+    block: Option<PathBuf>,
+}
+
+impl DevicePlace {
+    /// Removes what is left of it. The data file goes last, until then the driver is asked again.
+    async fn remove(&self, world: &World) -> Result<(), EffectError> {
+        match &self.block {
+            Some(own) => {
+                let publish = block::devices_dir(world).join("publish").join(own.file_name().unwrap_or_default());
+                remove_trees(world, &[self.staging.clone(), publish, own.clone()]).await
+            }
+            None => remove(world, &self.staging, &self.data).await,
+        }
+    }
 }
 
 pub(super) fn device_place(world: &World, device: &CsiDevice) -> Result<DevicePlace, EffectError> {
     if let Some(name) = &device.block {
         let (devices, name) = (block::devices_dir(world), super::component(name)?);
-        let (own, staging, publish) =
-            (devices.join(name), devices.join("staging").join(name), devices.join("publish").join(name));
-        let all = vec![staging.clone(), publish, own.clone()];
-        return Ok(DevicePlace { staging, data: own.join("data"), all });
+        let (own, staging) = (devices.join(name), devices.join("staging").join(name));
+        return Ok(DevicePlace { staging, data: own.join("data"), block: Some(own) });
     }
     let driver = super::component(&device.driver)?;
     let data = devices_dir(world).join(driver).join(sha256_hex(&[&device.handle]));
-    let staging = data.join(STAGING);
-    Ok(DevicePlace { all: vec![staging.clone(), data.clone()], staging, data })
+    Ok(DevicePlace { staging: data.join(STAGING), data, block: None })
 }
 
 pub(super) fn devices_dir(world: &World) -> PathBuf {
@@ -112,7 +122,8 @@ pub(super) async fn stage(
     options: &DeviceOptions,
 ) -> Result<Facts, EffectError> {
     let device = CsiDevice::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
-    let DevicePlace { staging: staging_path, data: data_dir, all } = device_place(world, &device)?;
+    let place = device_place(world, &device)?;
+    let (staging_path, data_dir) = (place.staging.clone(), place.data.clone());
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
     let publish_context = attachment::verified(world, source, volume).await?;
@@ -127,6 +138,7 @@ pub(super) async fn stage(
     };
     let made = host.make_dir_beneath(&world.paths.root_dir, &data_dir, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &data_dir, &error))?;
+    let was_staged = read_data(world, &data_dir).await?.is_some();
     write_data(world, &data_dir, &data).await?;
     let made = host.make_dir_beneath(&world.paths.root_dir, &staging_path, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &staging_path, &error))?;
@@ -140,22 +152,23 @@ pub(super) async fn stage(
     match client.stage(request).await {
         Ok(()) => Ok(Facts::Nothing),
         Err(error) => {
-            if !error.is_uncertain() {
-                remove(world, &all).await?;
+            // What was staged before stays: pods may be using it. The driver's error counts more than one here.
+            if !error.is_uncertain() && !was_staged {
+                logged(&staging_path, place.remove(world).await);
             }
-            Err(called("attacher.MountDevice failed", &error))
+            Err(answered(&error))
         }
     }
 }
 
 pub(super) async fn unstage(world: &World, device: &CsiDevice) -> Result<Facts, EffectError> {
-    let DevicePlace { staging, all, .. } = device_place(world, device)?;
+    let place = device_place(world, device)?;
     let client = client(world, &device.driver)?;
     if capabilities(&client).await?.stage_unstage {
-        let done = client.unstage(&device.handle, &staging).await;
+        let done = client.unstage(&device.handle, &place.staging).await;
         done.map_err(|error| called("attacher.UnmountDevice failed", &error))?;
     }
-    remove(world, &all).await?;
+    place.remove(world).await?;
     Ok(Facts::Nothing)
 }
 
@@ -187,9 +200,9 @@ pub(super) async fn publish(
     if let Err(error) = client.publish(request).await {
         // What containers may be using stays.
         if !error.is_uncertain() && !was_published {
-            remove(world, &[target_path, dir]).await?;
+            logged(&dir, remove(world, &target_path, &dir).await);
         }
-        return Err(called("mounter.SetUpAt failed", &error));
+        return Err(answered(&error));
     }
     if volume.is_given_to_group(capabilities.volume_mount_group) && !source.read_only {
         persistent::share(world, owner.pod, source, &target_path).await?;
@@ -235,29 +248,57 @@ pub(super) async fn publish_request(
 
 /// Undoes what was published into the volume's directory, by the driver that did it. A mount that stays is an error.
 pub(super) async fn unpublish(world: &World, dir: &Path) -> Result<(), EffectError> {
-    let all = [dir.join(MOUNT), dir.to_owned()];
+    let target = dir.join(MOUNT);
     let Some(data) = read_data(world, dir).await? else {
         // Its call was never made: the file is written first, and removed last.
-        let removed = remove(world, &all).await;
+        let removed = remove(world, &target, dir).await;
         world.metrics.storage.force_cleaned(removed.is_ok());
         return removed;
     };
     let client = client(world, &data.driver_name)?;
-    let done = client.unpublish(&data.volume_handle, &all[0]).await;
+    let done = client.unpublish(&data.volume_handle, &target).await;
     done.map_err(|error| called("Unmounter.TearDownAt failed", &error))?;
-    remove(world, &all).await
+    remove(world, &target, dir).await
+}
+
+/// Removes the place of a mount, then the directory with the data file. Files that the mount did not show, because a driver
+/// mounted nothing or elsewhere, are a user's: they stay, and are an error.
+async fn remove(world: &World, target: &Path, dir: &Path) -> Result<(), EffectError> {
+    check_unmounted(world, dir).await?;
+    super::remove_dir(world, target, &[]).await?;
+    super::remove_dir(world, dir, &[DATA_FILE]).await
+}
+
+/// Removes directories that no call was made for. One that a call is just being prepared for has its file, and stays.
+pub(super) async fn remove_unused(world: &World, dir: &Path) {
+    if logged(dir, check_unmounted(world, dir).await) {
+        for dir in [&dir.join(STAGING), &dir.join("data"), dir] {
+            // What is not empty is no concern here: the next look sees what became of it.
+            let _ = super::remove_dir(world, dir, &[]).await;
+        }
+    }
+}
+
+fn logged(place: &Path, done: Result<(), EffectError>) -> bool {
+    done.inspect_err(|error| tracing::warn!(place = %place.display(), "what is left of a volume stays: {error}"))
+        .is_ok()
 }
 
 /// Removes trees in this order, once nothing is mounted in any of them.
-pub(super) async fn remove(world: &World, trees: &[PathBuf]) -> Result<(), EffectError> {
+async fn remove_trees(world: &World, trees: &[PathBuf]) -> Result<(), EffectError> {
     for tree in trees {
-        if is_mounted(world, tree).await? {
-            let message = format!("kubernetes.io/csi: {} is still mounted", tree.display());
-            return Err(EffectError { kind: ErrorKind::Retry, message });
-        }
+        check_unmounted(world, tree).await?;
     }
     for tree in trees {
         world.host.remove_tree(tree).await.map_err(|error| failure::io("remove", tree, &error))?;
+    }
+    Ok(())
+}
+
+async fn check_unmounted(world: &World, tree: &Path) -> Result<(), EffectError> {
+    if is_mounted(world, tree).await? {
+        let message = format!("kubernetes.io/csi: {} is still mounted", tree.display());
+        return Err(EffectError { kind: ErrorKind::Retry, message });
     }
     Ok(())
 }
@@ -301,9 +342,15 @@ pub(super) async fn capabilities(client: &Client) -> Result<NodeCapabilities, Ef
     client.capabilities().await.map_err(|error| called("failed to get the driver's capabilities", &error))
 }
 
-pub(super) fn called(what: &str, error: &CsiError) -> EffectError {
+/// A driver's answer to a call that makes something, alone as upstream shows it.
+pub(super) fn answered(error: &CsiError) -> EffectError {
     let kind = if error.is_uncertain() { ErrorKind::Uncertain } else { ErrorKind::Retry };
-    EffectError { kind, message: format!("kubernetes.io/csi: {what}: {error}") }
+    EffectError { kind, message: error.to_string() }
+}
+
+pub(super) fn called(what: &str, error: &CsiError) -> EffectError {
+    let error = answered(error);
+    EffectError { message: format!("kubernetes.io/csi: {what}: {error}"), ..error }
 }
 
 /// `group`: the pod's fsGroup, which the driver is told if it applies it itself.
@@ -378,7 +425,8 @@ async fn write_data(world: &World, dir: &Path, data: &VolumeData) -> Result<(), 
     written.map_err(|error| failure::io("write", &path, &error))
 }
 
-/// `None` if there is none.
+/// `None` if there is none, or one that was lost in a power cut: then nothing is mounted any more either, and a driver that
+/// staged something has lost it.
 pub(super) async fn read_data(world: &World, dir: &Path) -> Result<Option<VolumeData>, EffectError> {
     let path = dir.join(DATA_FILE);
     let kind = world.host.file_kind(&path).await.map_err(|error| failure::io("stat", &path, &error))?;
@@ -387,17 +435,30 @@ pub(super) async fn read_data(world: &World, dir: &Path) -> Result<Option<Volume
     }
     let text = world.host.read_file(&path, DATA_MAX_BYTES).await;
     let text = text.map_err(|error| failure::io("read", &path, &error))?;
-    let data: VolumeData = serde_json::from_slice(&text).map_err(|error| failure::io("parse", &path, &error))?;
-    Ok(Some(data))
+    let data = serde_json::from_slice(&text);
+    Ok(data
+        .inspect_err(|error| tracing::info!(file = %path.display(), "a damaged file is taken for none: {error}"))
+        .ok())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use rubelet_csi::Code;
+
     use super::*;
-    use crate::effects::volume::{
-        list_devices,
-        testing::{FakeDriver, Fixture, csi_source, pod_on},
+    use crate::effects::{
+        directories::tests::pod_ref,
+        volume::{
+            list_devices, tear_down_volumes,
+            testing::{FakeDriver, Fixture, UID, csi_source, pod_on},
+        },
     };
+
+    fn stages() -> NodeCapabilities {
+        NodeCapabilities { stage_unstage: true, ..NodeCapabilities::default() }
+    }
 
     #[tokio::test]
     async fn driver_that_applies_the_group_is_told_it_at_staging_too() {
@@ -418,8 +479,7 @@ mod tests {
 
     #[tokio::test]
     async fn driver_is_told_the_label_and_a_look_finds_it_again() {
-        let capabilities = NodeCapabilities { stage_unstage: true, ..NodeCapabilities::default() };
-        let fixture = Fixture::with(FakeDriver::able_to(capabilities)).await;
+        let fixture = Fixture::with(FakeDriver::able_to(stages())).await;
         let label = Some("u:object_r:container_file_t:s0:c1,c2".to_owned());
         let source = csi_source(&json!({}), false).with_label(label.clone(), true);
         fixture.stage(&source, DeviceOptions::default()).await.unwrap();
@@ -429,5 +489,68 @@ mod tests {
         assert_eq!(fixture.calls(), calls);
         let Facts::Devices(found) = list_devices(&fixture.world).await.unwrap() else { panic!("no devices") };
         assert_eq!(found.iter().map(|device| device.context.clone()).collect::<Vec<_>>(), [label]);
+    }
+
+    async fn devices_in(fixture: &Fixture) -> usize {
+        let Facts::Devices(found) = list_devices(&fixture.world).await.unwrap() else { panic!("no devices") };
+        found.len()
+    }
+
+    #[tokio::test]
+    async fn device_that_pods_may_be_using_survives_a_failed_call() {
+        let fixture = Fixture::with(FakeDriver::able_to(stages())).await;
+        let source = csi_source(&json!({}), false);
+        let refuse = |code| {
+            let refusal = CsiError { code: Some(code), message: "no backend".to_owned() };
+            *fixture.driver.stage_error.lock().unwrap() = Some(refusal);
+        };
+        refuse(Code::Internal);
+        let error = fixture.stage(&source, DeviceOptions::default()).await.unwrap_err();
+        assert!(error.message.starts_with("rpc error: code = Internal"), "{error}");
+        assert_eq!(devices_in(&fixture).await, 0, "the first call left nothing");
+        *fixture.driver.stage_error.lock().unwrap() = None;
+        fixture.stage(&source, DeviceOptions::default()).await.unwrap();
+        let place = device_place(&fixture.world, &CsiDevice::of(&source).unwrap()).unwrap();
+        fs::write(place.staging.join("of-the-driver"), "kept").unwrap();
+        refuse(Code::Internal);
+        fixture.stage(&source, DeviceOptions::default()).await.unwrap_err();
+        assert!(place.staging.join("of-the-driver").exists());
+        assert_eq!(devices_in(&fixture).await, 1);
+    }
+
+    #[tokio::test]
+    async fn file_written_while_nothing_was_mounted_is_kept() {
+        let driver = FakeDriver::elsewhere();
+        let fixture = Fixture::with(driver).await;
+        let source = csi_source(&json!({}), false);
+        fixture.set_up(&pod_on(&json!({})), &source).await.unwrap();
+        let file = source.path(&fixture.world.paths.pod_dir(&PodUid::new(UID))).join("file");
+        fs::write(&file, "of a user").unwrap();
+        for _ in 0..2 {
+            let error = tear_down_volumes(&fixture.world, &pod_ref(UID)).await.unwrap_err();
+            assert!(error.message.contains("/mount: directory not empty; its files were written while"), "{error}");
+        }
+        assert_eq!(fixture.calls()[1..], ["unpublish h", "unpublish h"]);
+        fs::remove_file(&file).unwrap();
+        tear_down_volumes(&fixture.world, &pod_ref(UID)).await.unwrap();
+        assert!(!file.parent().unwrap().exists());
+    }
+
+    #[tokio::test]
+    async fn damaged_file_concerns_its_own_volume_alone() {
+        let fixture = Fixture::with(FakeDriver::able_to(stages())).await;
+        let source = csi_source(&json!({}), false);
+        fixture.stage(&source, DeviceOptions::default()).await.unwrap();
+        fixture.set_up(&pod_on(&json!({})), &source).await.unwrap();
+        let other = devices_dir(&fixture.world).join("d/other");
+        fs::create_dir_all(&other).unwrap();
+        fs::write(other.join(DATA_FILE), "").unwrap();
+        assert_eq!(devices_in(&fixture).await, 1);
+        // A power cut unmounts all.
+        let target = source.path(&fixture.world.paths.pod_dir(&PodUid::new(UID)));
+        fs::write(target.with_file_name(DATA_FILE), "{\"driverName\":").unwrap();
+        assert_eq!(devices_in(&fixture).await, 1);
+        tear_down_volumes(&fixture.world, &pod_ref(UID)).await.unwrap();
+        assert!(!target.exists());
     }
 }

@@ -39,9 +39,8 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
                     contexts.insert(device, context);
                 }
                 None if is_block && block::is_shared_dir(&dir) => {}
-                // Its process was killed before the first call to the driver, or after the last. If one is just being staged,
-                // that fails before the call, and is tried again.
-                None => csi::remove(world, &[dir]).await?,
+                // Its process was killed before the first call to the driver, or after the last.
+                None => csi::remove_unused(world, &dir).await,
             }
         }
     }
@@ -69,6 +68,10 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
             for dir in dirs(world, &volumes.join(CSI_PLUGIN)).await? {
                 let device = csi_device(world, &dir).await?.map(|(device, _)| device);
                 are_known.push(device.is_some());
+                if device.is_none() && csi::is_mounted(world, &dir).await? {
+                    // Any of them may be what is mounted there.
+                    devices.extend(found.keys().filter(|device| matches!(device, Device::Csi(_))).cloned());
+                }
                 devices.extend(device.filter(|device| found.contains_key(device)));
             }
         }

@@ -18,6 +18,7 @@ use rubelet_host::port::Program;
 use super::{
     device_map,
     mounting::{self, DIR_MODE, Mount},
+    remove_dir,
     scsi::{self, Places},
 };
 use crate::{
@@ -76,9 +77,8 @@ pub(super) async fn unstage(world: &World, dir: &str) -> Result<Facts, EffectErr
             })?;
         }
     }
-    for dir in [target, bound] {
-        world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove", &dir, &error))?;
-    }
+    remove_dir(world, &target, &[]).await?;
+    world.host.remove_tree(&bound).await.map_err(|error| failure::io("remove", &bound, &error))?;
     Ok(Facts::Nothing)
 }
 

@@ -30,7 +30,7 @@ use rubelet_kube::port::ObjectPath;
 use super::{
     files::Owner,
     mounting::{self, DIR_MODE, Mount},
-    persistent,
+    persistent, remove_dir,
 };
 use crate::{
     effects::{directories::component, failure, status},
@@ -127,7 +127,8 @@ pub(super) async fn set_up(
     if let Err(error) = mounted {
         // A driver that is only late goes on, and needs its directory.
         if error.kind != ErrorKind::Uncertain && !mounting::is_mounted(world, &target).await? {
-            world.host.remove_tree(&target).await.map_err(|error| failure::io("remove", &target, &error))?;
+            // The driver's error counts more than one here.
+            let _ = remove_dir(world, &target, &[]).await;
         }
         return Err(error);
     }
@@ -149,7 +150,7 @@ pub(super) async fn tear_down(world: &World, driver: &str, target: &Path) -> Res
         }
         world.host.unmount(target).await.map_err(|error| failure::io("unmount", target, &error))?;
     }
-    world.host.remove_tree(target).await.map_err(|error| failure::io("remove", target, &error))
+    remove_dir(world, target, &[]).await
 }
 
 /// Has the driver make the file system as large as the volume. `false`: the driver does not know how.

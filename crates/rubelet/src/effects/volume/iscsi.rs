@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     csi, device_map,
     mounting::{self, DIR_MODE, Mount, said},
+    remove_dir,
     scsi::{self, Places},
 };
 use crate::{
@@ -77,16 +78,16 @@ pub(super) async fn stage(
 ) -> Result<Facts, EffectError> {
     let device = volume.device(&source.name);
     let target = device_dir(world, &device)?;
-    if volume.is_block {
-        // First, so that the disk is detached by it whatever comes of this.
-        write_data(world, source, volume, &device.block_dir(&world.paths.root_dir)).await?;
-        return attach(world, source, volume, &device).await.map(|_| Facts::Nothing);
-    }
-    if mounting::is_mounted(world, &target).await? {
+    if !volume.is_block && mounting::is_mounted(world, &target).await? {
         return Ok(Facts::Nothing);
     }
+    // First, so that the disk is detached by it whatever comes of this.
+    let dir = if volume.is_block { device.block_dir(&world.paths.root_dir) } else { target.clone() };
+    write_data(world, source, volume, &dir).await?;
     let disk = attach(world, source, volume, &device).await?;
-    write_data(world, source, volume, &target).await?;
+    if volume.is_block {
+        return Ok(Facts::Nothing);
+    }
     let options = join_options(&volume.mount_options, source.read_only.then_some("ro"));
     let disk = disk.display().to_string();
     let order = Mount { source: &disk, target: &target, fs_type: &volume.fs_type, options: &options };
@@ -143,9 +144,8 @@ pub(super) async fn unstage(world: &World, device: &IscsiDevice) -> Result<Facts
         message: format!("iscsi: failed to detach disk: {}\nError: {error}", target.display()),
         ..error
     })?;
-    for dir in [target, bound] {
-        world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove", &dir, &error))?;
-    }
+    remove_dir(world, &target, &[DATA_FILE]).await?;
+    world.host.remove_tree(&bound).await.map_err(|error| failure::io("remove", &bound, &error))?;
     Ok(Facts::Nothing)
 }
 
@@ -343,6 +343,11 @@ async fn clone_iface(world: &World, device: &IscsiDevice, shown: &str, initiator
 /// Removes the disk from the node, and ends the sessions with its target if it was the last one.
 async fn detach(world: &World, device: &IscsiDevice, dirs: [&Path; 2]) -> Result<(), EffectError> {
     let places = Places::real();
+    let others = other_volumes(world, device).await?;
+    if others.iter().any(|other| (&other.iqn, other.lun) == (&device.iqn, device.lun)) {
+        // Another volume is the same disk, by another portal or with another initiator.
+        return Ok(());
+    }
     let disks = scsi::disks_of_target(world, places, &device.iqn, device.lun).await?;
     let mut mapped = BTreeSet::new();
     for disk in &disks {
@@ -363,7 +368,8 @@ async fn detach(world: &World, device: &IscsiDevice, dirs: [&Path; 2]) -> Result
         }
     }
     let _target = target_lock(&device.iqn).await;
-    if volumes_of_target(world, device).await? > 1 {
+    let others = other_volumes(world, device).await?;
+    if others.iter().any(|other| (&other.portal, &other.iqn) == (&device.portal, &device.iqn)) {
         return Ok(());
     }
     for portal in &data.portals {
@@ -384,18 +390,18 @@ async fn detach(world: &World, device: &IscsiDevice, dirs: [&Path; 2]) -> Result
     Ok(())
 }
 
-/// How many of its disks have directories, on all interfaces.
-async fn volumes_of_target(world: &World, device: &IscsiDevice) -> Result<usize, EffectError> {
+/// Those that have directories, on all interfaces.
+async fn other_volumes(world: &World, own: &IscsiDevice) -> Result<BTreeSet<IscsiDevice>, EffectError> {
     let root_dir = &world.paths.root_dir;
     let mut volumes = BTreeSet::new();
     for root in [iscsi::devices_dir(root_dir), iscsi::block_dir(root_dir)] {
         for iface in scsi::names(world, &root).await? {
             let dirs = scsi::names(world, &root.join(&iface)).await?;
-            let found = dirs.iter().filter_map(|dir| IscsiDevice::parse(&iface, dir));
-            volumes.extend(found.filter(|found| (&found.portal, &found.iqn) == (&device.portal, &device.iqn)));
+            volumes.extend(dirs.iter().filter_map(|dir| IscsiDevice::parse(&iface, dir)));
         }
     }
-    Ok(volumes.len())
+    volumes.remove(own);
+    Ok(volumes)
 }
 
 async fn read_data(world: &World, dir: &Path) -> Result<Option<IscsiData>, EffectError> {

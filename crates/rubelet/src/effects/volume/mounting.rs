@@ -11,6 +11,7 @@ use rubelet_core::{
 };
 use rubelet_host::port::{Ended, Program, ProgramOutput, WhenLate};
 
+use super::remove_dir;
 use crate::{
     effects::{directories::component, failure},
     world::World,
@@ -64,7 +65,7 @@ pub(super) async fn mount(world: &World, mount: Mount<'_>, scope: Scope) -> Resu
     if is_mounted(world, target).await.is_ok_and(|is_mounted| is_mounted) {
         let _ = world.host.unmount(target).await;
     }
-    let _ = world.host.remove_tree(target).await;
+    let _ = remove_dir(world, target, &[]).await;
     Err(error)
 }
 
@@ -74,7 +75,7 @@ pub(super) async fn format_and_mount(world: &World, order: Mount<'_>) -> Result<
     let order = Mount { fs_type, ..order };
     let prepared = prepare(world, order).await;
     if prepared.is_err() {
-        let _ = world.host.remove_tree(order.target).await;
+        let _ = remove_dir(world, order.target, &[]).await;
     }
     prepared?;
     let mut options = order.options.to_vec();
@@ -169,7 +170,7 @@ pub(super) async fn unmount_and_remove(world: &World, point: &Path) -> Result<()
     if is_mounted(world, point).await? {
         world.host.unmount(point).await.map_err(|error| failure::io("unmount", point, &error))?;
     }
-    world.host.remove_tree(point).await.map_err(|error| failure::io("remove", point, &error))
+    remove_dir(world, point, &[]).await
 }
 
 /// Both outputs of a program.

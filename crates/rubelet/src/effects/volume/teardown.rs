@@ -25,7 +25,7 @@ use rubelet_core::{
 };
 use rubelet_host::port::FileKind;
 
-use super::{block, component, csi, device_map, flex as drivers};
+use super::{block, component, csi, device_map, flex as drivers, remove_dir};
 use crate::{
     effects::{failure, remains},
     metrics::storage::StorageOperation,
@@ -93,7 +93,12 @@ async fn end(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), Effe
     match flex::driver_of_dir(&volume.plugin_dir) {
         Some(driver) => drivers::tear_down(world, &driver, &dir).await,
         None if volume.plugin_dir == CSI_PLUGIN => csi::unpublish(world, &dir).await,
-        None => unmount_below(world, &dir).await,
+        None if volume.is_local() => unmount_below(world, &dir).await,
+        // What is in the directory now was written while nothing was mounted there: it is a user's.
+        None => {
+            unmount_all_below(world, &dir).await?;
+            remove_dir(world, &dir, &[]).await
+        }
     }
 }
 
@@ -152,13 +157,18 @@ fn volume_dir(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<PathBuf
     Ok(volumes.join(component(&volume.plugin_dir)?).join(component(&volume.name)?))
 }
 
-/// Unmounts all that is below a directory, and removes it.
+/// Unmounts all that is below a directory of ours, and removes it.
 async fn unmount_below(world: &World, dir: &Path) -> Result<(), EffectError> {
+    unmount_all_below(world, dir).await?;
+    world.host.remove_tree(dir).await.map_err(|error| failure::io("remove volumes", dir, &error))
+}
+
+async fn unmount_all_below(world: &World, dir: &Path) -> Result<(), EffectError> {
     let mounts = world.host.mounts_below(dir).await;
     for point in mounts.map_err(|error| failure::io("look for mounts below", dir, &error))? {
         world.host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
     }
-    world.host.remove_tree(dir).await.map_err(|error| failure::io("remove volumes", dir, &error))
+    Ok(())
 }
 
 /// All of it, as the core has it done step by step.
@@ -167,7 +177,15 @@ pub async fn tear_down_volumes(world: &World, pod: &rubelet_core::id::PodRef) ->
     let place = PodPlace { pod: pod.clone(), cgroup_paths: Vec::new() };
     while let Facts::MountedVolumes(mounted) = tear_down(world, &place).await? {
         for volume in &mounted {
-            unmount(world, &pod.uid, volume).await?;
+            // A program that another test just starts holds open files until it runs.
+            for _ in 0..100 {
+                let done = unmount(world, &pod.uid, volume).await;
+                if !done.as_ref().is_err_and(|error| error.message.contains("resource busy")) {
+                    done?;
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
         }
     }
     Ok(())

@@ -21,8 +21,8 @@ use rubelet_core::{
     },
 };
 use rubelet_csi::{
-    AccessType, CsiPlugins, CsiResult, Driver, DriverAddress, Drivers, ExpandVolume, NodeCapabilities, NodeInfo,
-    PublishVolume, StageVolume, VolumeAccess, VolumeStats, pluginregistration::PluginInfo,
+    AccessType, CsiError, CsiPlugins, CsiResult, Driver, DriverAddress, Drivers, ExpandVolume, NodeCapabilities,
+    NodeInfo, PublishVolume, StageVolume, VolumeAccess, VolumeStats, pluginregistration::PluginInfo,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -39,12 +39,19 @@ pub(super) const UID: &str = "0001";
 #[derive(Debug, Default)]
 pub(super) struct FakeDriver {
     capabilities: NodeCapabilities,
+    /// It mounts where the node does not see it, and leaves directories alone.
+    is_elsewhere: bool,
+    pub stage_error: Mutex<Option<CsiError>>,
     calls: Mutex<Vec<String>>,
 }
 
 impl FakeDriver {
     pub(super) fn able_to(capabilities: NodeCapabilities) -> Self {
         FakeDriver { capabilities, ..FakeDriver::default() }
+    }
+
+    pub(super) fn elsewhere() -> Self {
+        FakeDriver { is_elsewhere: true, ..FakeDriver::default() }
     }
 
     fn called(&self, method: &str, handle: &str, access: Option<&VolumeAccess>) {
@@ -80,7 +87,7 @@ impl CsiPlugins for FakeDriver {
 
     async fn stage(&self, _: &DriverAddress, volume: StageVolume) -> CsiResult<()> {
         self.called("stage", &volume.handle, Some(&volume.access));
-        Ok(())
+        self.stage_error.lock().unwrap().clone().map_or(Ok(()), Err)
     }
 
     async fn unstage(&self, _: &DriverAddress, handle: &str, _: &Path) -> CsiResult<()> {
@@ -99,7 +106,9 @@ impl CsiPlugins for FakeDriver {
 
     async fn unpublish(&self, _: &DriverAddress, handle: &str, target: &Path) -> CsiResult<()> {
         self.called("unpublish", handle, None);
-        let _ = fs::remove_dir_all(target).or_else(|_| fs::remove_file(target));
+        if !self.is_elsewhere {
+            let _ = fs::remove_dir_all(target).or_else(|_| fs::remove_file(target));
+        }
         Ok(())
     }
 
@@ -116,7 +125,7 @@ impl CsiPlugins for FakeDriver {
 pub(super) struct Fixture {
     dir: TempDir,
     pub world: World,
-    driver: Arc<FakeDriver>,
+    pub driver: Arc<FakeDriver>,
 }
 
 impl Fixture {
