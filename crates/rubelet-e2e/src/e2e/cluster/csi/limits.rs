@@ -49,9 +49,12 @@ fn one_too_many(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ensure!(status["message"] == message, "{status}");
         Ok(())
     })?;
-    let found = events(cluster, "web")?;
-    let event = found.iter().find(|event| event["reason"] == "VolumeAttachmentLimitExceeded");
-    ensure!(event.is_some_and(|event| event["type"] == "Warning"), "events: {found:?}");
+    cluster.wait("an event says so", 30, |cluster| {
+        let found = events(cluster, "web")?;
+        let event = found.iter().find(|event| event["reason"] == "VolumeAttachmentLimitExceeded");
+        ensure!(event.is_some_and(|event| event["type"] == "Warning"), "events: {found:?}");
+        Ok(())
+    })?;
     remove(cluster, &name)
 }
 
