@@ -43,6 +43,7 @@ pub mod allocation;
 pub mod containers;
 pub mod hooks;
 pub mod init;
+pub mod mount_volumes;
 pub mod plan;
 pub mod restart;
 pub mod restart_policy;

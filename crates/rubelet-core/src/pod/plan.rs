@@ -101,6 +101,11 @@ impl Plan {
         self.waits_for.get_or_insert(what);
     }
 
+    /// A step on the subject is planned already.
+    pub fn has_step(&self, subject: &PodSubject) -> bool {
+        self.steps.iter().any(|step| step.subject == *subject)
+    }
+
     pub fn wake_by(&mut self, moment: Uptime) {
         self.wake_at = Some(self.wake_at.map_or(moment, |earlier| earlier.min(moment)));
     }

@@ -6,9 +6,9 @@
 //! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
 //! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, PodStatus, Volume};
+use k8s_openapi::api::core::v1::{Container, PodStatus};
 
 use crate::{
     cgroups::CgroupTree,
@@ -22,12 +22,13 @@ use crate::{
     images::{ImageAvailability, ImageRequest, ImageTarget, Images},
     node_object::NodeObject,
     observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
-    op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer, VolumeOp},
+    op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer},
     pod::{
         Lifecycle, PodRecord, Preparation,
         containers::{AfterStop, ContainerAction, ContainerToKill, container_action},
         hooks::has_post_start,
         init::init_plan,
+        mount_volumes::{refresh_volumes, set_up_volumes},
         plan::{Plan, PodState, WaitsFor},
         sandbox::{SandboxAction, sandbox_action},
         status::Waiting,
@@ -35,15 +36,8 @@ use crate::{
     },
     settings::Settings,
     time::Now,
-    volumes::{
-        self,
-        claims::{self, PersistentSource},
-        devices::{Device, DeviceName, DeviceOptions, DeviceState, Devices},
-    },
+    volumes::devices::Devices,
 };
-
-/// Upstream's time limit for all volumes of a pod, `podAttachAndMountTimeout`.
-const ATTACH_PATIENCE: Duration = Duration::from_secs(123);
 
 /// What a plan reads beside the pod's record.
 #[derive(Clone, Copy, Debug)]
@@ -390,167 +384,15 @@ fn next_preparation(record: &PodRecord, context: SyncContext<'_>) -> Option<(Op,
 }
 
 /// True when cgroup, directories and volumes are ready; otherwise plans what can be done for them now.
-fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) -> bool {
-    let is_planned = |plan: &Plan, subject: &PodSubject| plan.steps.iter().any(|step| step.subject == *subject);
+pub(super) fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) -> bool {
     if let Some((op, waits_for)) = next_preparation(&record, context) {
-        if !is_planned(plan, &PodSubject::Pod) && !record.is_busy(&PodSubject::Pod, now) {
+        if !plan.has_step(&PodSubject::Pod) && !record.is_busy(&PodSubject::Pod, now) {
             plan.step(PodSubject::Pod, op, format!("{waits_for} may be missing"));
         }
         plan.wait_for(waits_for);
         return false;
     }
-    let missing = record.missing_volumes();
-    for volume in &missing {
-        let subject = PodSubject::Volume(volume.name.clone());
-        if is_planned(plan, &subject) || record.is_busy(&subject, now) {
-            continue;
-        }
-        let claimed = record.volumes.get(&volume.name).and_then(|known| known.claimed.clone());
-        if claimed.as_ref().is_none_or(|source| is_device_ready(record, volume, source, (context, now), plan)) {
-            let (op, reason) = next_volume_step(&record, volume, claimed, context);
-            plan.step(subject, op, reason);
-        }
-    }
-    if missing.is_empty() {
-        return true;
-    }
-    plan.wait_for(WaitsFor::Volumes(missing.into_iter().map(|volume| volume.name.clone()).collect()));
-    false
-}
-
-/// True when the volume may be set up on its device; otherwise plans what comes before.
-fn is_device_ready(
-    record: PodState<'_>,
-    volume: &Volume,
-    source: &Arc<PersistentSource>,
-    (context, now): (SyncContext<'_>, Now),
-    plan: &mut Plan,
-) -> bool {
-    let name = volume.name.clone();
-    if context.devices.is_taken(&record.id.uid, source) {
-        let message = format!(
-            "MountVolume.SetUp failed for volume {:?} : volume uses the ReadWriteOncePod access mode and is already in use by another pod",
-            source.name
-        );
-        wait_with_event(&record, WaitsFor::ExclusiveVolume(name), event_reasons::FAILED_MOUNT_VOLUME, message, plan);
-        return false;
-    }
-    match context.devices.state(source, context.node, now) {
-        DeviceState::Staged => return true,
-        DeviceState::NotAttached => {
-            plan.wait_for(WaitsFor::Attachment(name));
-            check_attach_limit(record, volume, source, now, plan);
-        }
-        DeviceState::OtherLabel => {
-            let device = Device::of(source).map(|device| DeviceName::of(&device).to_string()).unwrap_or_default();
-            let message = format!(
-                "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], failed to process volumes=[]: \
-                 waiting for unmount of volume {device:?}, because it is already mounted to a different pod with a different SELinux label"
-            );
-            wait_with_event(&record, WaitsFor::OtherLabel(name), event_reasons::FAILED_MOUNT_VOLUME, message, plan);
-        }
-        DeviceState::NeedsController => {
-            let volume = &source.name;
-            let message = format!(
-                "AttachVolume.Attach failed for volume {volume:?} : attaching volumes from the kubelet is not supported"
-            );
-            wait_with_event(&record, WaitsFor::Controller(name), event_reasons::FAILED_ATTACH_VOLUME, message, plan);
-        }
-        DeviceState::Unstaged => {
-            let options = DeviceOptions { group: volumes::fs_group(record.spec()) };
-            plan.devices.push((source.clone(), options));
-        }
-        DeviceState::Failed(failure) => {
-            plan.wake_by(failure.retry_at);
-            plan.wait_for(WaitsFor::Device { volume: name, message: failure.message.clone() });
-        }
-    }
-    false
-}
-
-/// The event is recorded when the wait begins.
-fn wait_with_event(record: &PodRecord, waits_for: WaitsFor, reason: &str, message: String, plan: &mut Plan) {
-    if record.waits_for.as_ref() != Some(&waits_for) {
-        let about = InvolvedObject::Pod(record.id.clone());
-        plan.events.push(EventRecord::new(about, Severity::Warning, reason, message));
-    }
-    plan.wait_for(waits_for);
-}
-
-/// Asks why a volume is not attached, each time the pod has waited so long. A pod that runs is not rejected.
-fn check_attach_limit(
-    record: PodState<'_>,
-    volume: &Volume,
-    source: &Arc<PersistentSource>,
-    now: Now,
-    plan: &mut Plan,
-) {
-    let is_active = record.facts.as_ref().is_none_or(|facts| facts.is_active());
-    if is_active || !source.has_changing_limit() {
-        return;
-    }
-    let last = record.volumes.get(&volume.name).and_then(|known| known.limit_checked_at);
-    let due = last.unwrap_or(record.since.uptime) + ATTACH_PATIENCE;
-    if due > now.uptime {
-        return plan.wake_by(due);
-    }
-    let (pod, name) = (record.id.clone(), volume.name.clone());
-    let op = VolumeOp::CheckAttachLimit { pod, volume: name.clone(), source: source.clone() };
-    plan.step(PodSubject::Volume(name), op, "the volume is still not attached");
-}
-
-/// A claim, and an inline volume of a driver, are resolved first.
-fn next_volume_step(
-    record: &PodRecord,
-    volume: &Volume,
-    claimed: Option<Arc<PersistentSource>>,
-    context: SyncContext<'_>,
-) -> (VolumeOp, &'static str) {
-    let (pod, name) = (record.pod.clone(), volume.name.clone());
-    if claimed.is_none() && claims::is_resolved_first(volume) {
-        return (resolve(record, name, context), "what the volume stands for is not known");
-    }
-    let uid = record.id.uid.clone();
-    (VolumeOp::SetUp { pod, uid, volume: name, claimed }, "the volume may be missing")
-}
-
-fn resolve(record: &PodRecord, volume: String, context: SyncContext<'_>) -> VolumeOp {
-    let pod = record.pod.clone();
-    VolumeOp::Resolve { pod, volume, node_labels: context.node.map(|node| node.labels.clone()) }
-}
-
-/// Volumes with API content are refreshed periodically, and at once when an object changed. Claims are resolved again: a node
-/// may not watch them.
-fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
-    // A previous process set them up; this one must set them up once before it can refresh them.
-    if !volumes::change_with_time(&record.pod) || !prepare(record, context, plan, now) {
-        return;
-    }
-    let Some(refresh_at) = record.refresh_at else { return };
-    let is_due = refresh_at <= now.uptime;
-    if !is_due {
-        plan.wake_by(refresh_at);
-    } else if volumes::have_files(&record.pod) && !record.flights.contains(&PodSubject::Volumes) {
-        let op = VolumeOp::Refresh { pod: record.pod.clone(), uid: record.id.uid.clone() };
-        plan.step(PodSubject::Volumes, op, "what its volumes are made of may have changed");
-    }
-    for (name, volume) in &record.volumes {
-        let Some(source) = &volume.claimed else { continue };
-        let subject = PodSubject::Volume(name.clone());
-        if record.is_busy(&subject, now) {
-            continue;
-        }
-        let (pod, uid, volume_name) = (record.pod.clone(), record.id.uid.clone(), name.clone());
-        if volume.is_expansion_due() {
-            let op = VolumeOp::Expand { pod, uid, volume: volume_name, source: source.clone() };
-            plan.step(subject, op, "the persistent volume has grown");
-        } else if volume.is_republish_due {
-            let op = VolumeOp::SetUp { pod, uid, volume: volume_name, claimed: Some(source.clone()) };
-            plan.step(subject, op, "its driver wants it to be published again");
-        } else if is_due {
-            plan.step(subject, resolve(&record, volume_name, context), "what it stands for may have changed");
-        }
-    }
+    set_up_volumes(record, context, plan, now)
 }
 
 /// Records once per sandbox that it is replaced.
@@ -572,7 +414,7 @@ fn collect_dead(record: PodState<'_>, facts: &PodFacts, settings: &Settings, pla
             Op::Container(ContainerOp::Remove { name, .. }) => PodSubject::Container(name.clone()),
             _ => planned.subject.clone(),
         };
-        let is_taken = plan.steps.iter().any(|step| step.subject == owner) || record.flights.contains(&owner);
+        let is_taken = plan.has_step(&owner) || record.flights.contains(&owner);
         if !is_taken && !record.is_busy(&planned.subject, now) {
             plan.steps.push(planned);
         }

@@ -203,7 +203,7 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
     let order = TerminationOrder::of(record, facts, grace, now);
     let is_free = |container: &ContainerFacts, plan: &Plan| {
         let subject = PodSubject::Container(container.name.clone());
-        !record.is_busy(&subject, now) && !plan.steps.iter().any(|step| step.subject == subject)
+        !record.is_busy(&subject, now) && !plan.has_step(&subject)
     };
     let grace_secs = |container: &ContainerFacts| match grace {
         None => record.grace_secs(),
