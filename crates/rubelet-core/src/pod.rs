@@ -490,8 +490,7 @@ impl PodRecord {
 
     /// Volumes that its containers mount and that this process has not set up, in the order of the manifest.
     pub fn missing_volumes(&self) -> Vec<&Volume> {
-        let is_missing = |volume: &&Volume| !self.volumes.get(&volume.name).is_some_and(|known| known.is_set_up);
-        volumes::mounted(self.spec()).filter(is_missing).collect()
+        volumes::mounted(self.spec()).filter(|volume| !self.is_set_up(&volume.name)).collect()
     }
 
     /// The volume of this name is a claim.

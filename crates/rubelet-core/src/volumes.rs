@@ -150,9 +150,10 @@ pub fn change_with_time(pod: &Pod) -> bool {
     volumes_to_mount(pod).iter().any(|volume| changes(&volume.source))
 }
 
-/// The pod has volumes of files with content of the API.
-pub fn have_files(pod: &Pod) -> bool {
-    volumes_to_mount(pod).iter().any(|volume| matches!(volume.source, VolumeSource::Files(_)))
+/// The names of the pod's volumes of files with content of the API.
+pub fn file_volumes(pod: &Pod) -> Vec<String> {
+    let files = volumes_to_mount(pod).into_iter().filter(|volume| matches!(volume.source, VolumeSource::Files(_)));
+    files.map(|volume| volume.name).collect()
 }
 
 /// Directories a volume must have because containers mount other volumes inside it: a read-only volume cannot get them later.

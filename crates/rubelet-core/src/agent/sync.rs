@@ -27,7 +27,6 @@ use crate::{
     snapshot::{PodView, Snapshot},
     status_manager::StatusContext,
     time::Now,
-    volumes,
 };
 
 impl Agent {
@@ -303,9 +302,11 @@ impl Agent {
             Op::Container(ContainerOp::RunHook(HookRequest { hook: Hook::PreStop, id, .. })) => {
                 record.instance_mut(id).pre_stop = Some(PreStop::Began(now.uptime));
             }
-            Op::Volume(VolumeOp::SetUp { pod, .. } | VolumeOp::Refresh { pod, .. } | VolumeOp::Resolve { pod, .. }) => {
-                let next = now.uptime + self.settings.sync_frequency;
-                record.refresh_at = volumes::change_with_time(pod).then_some(next);
+            Op::Volume(VolumeOp::SetUp { volume, .. } | VolumeOp::Resolve { volume, .. }) => {
+                record.put_off_refresh(Some(volume), now.uptime + self.settings.sync_frequency);
+            }
+            Op::Volume(VolumeOp::Refresh { .. }) => {
+                record.put_off_refresh(None, now.uptime + self.settings.sync_frequency);
             }
             Op::Container(_) | Op::Volume(_) | Op::Node(_) | Op::Pod(_) | Op::Image(_) | Op::Log(_) | Op::Api(_) => {}
         }

@@ -18,7 +18,7 @@ use crate::{
         plan::{Plan, PodState, WaitsFor},
         sync_pod::{SyncContext, prepare},
     },
-    time::Now,
+    time::{Now, Uptime},
     volumes::{
         self,
         claims::{self, PersistentSource},
@@ -152,21 +152,21 @@ fn resolve(record: &PodRecord, volume: String, context: SyncContext<'_>) -> Volu
 }
 
 /// Volumes with API content are refreshed periodically, and at once when an object changed. Claims are resolved again: a node
-/// may not watch them.
+/// may not watch them. A volume that cannot be set up delays no other.
 pub fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
-    // A previous process set them up; this one must set them up once before it can refresh them.
-    if !volumes::change_with_time(&record.pod) || !prepare(record, context, plan, now) {
+    if !volumes::change_with_time(&record.pod) {
         return;
     }
+    // A previous process set them up; this one must set up each of them once before it can refresh it.
+    prepare(record, context, plan, now);
     let Some(refresh_at) = record.refresh_at else { return };
     let is_due = refresh_at <= now.uptime;
-    if !is_due {
+    if is_due {
+        refresh_files(record, plan, now);
+    } else {
         plan.wake_by(refresh_at);
-    } else if volumes::have_files(&record.pod) && !record.flights.contains(&PodSubject::Volumes) {
-        let op = VolumeOp::Refresh { pod: record.pod.clone(), uid: record.id.uid.clone() };
-        plan.step(PodSubject::Volumes, op, "what its volumes are made of may have changed");
     }
-    for (name, volume) in &record.volumes {
+    for (name, volume) in record.volumes.iter().filter(|(_, volume)| volume.is_set_up) {
         let Some(source) = &volume.claimed else { continue };
         let subject = PodSubject::Volume(name.clone());
         if record.is_busy(&subject, now) {
@@ -181,6 +181,41 @@ pub fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mu
             plan.step(subject, op, "its driver wants it to be published again");
         } else if is_due {
             plan.step(subject, resolve(&record, volume_name, context), "what it stands for may have changed");
+        }
+    }
+}
+
+/// All volumes of files in one step. While one of them is not set up, it may be under way, and the others are refreshed alone.
+fn refresh_files(record: PodState<'_>, plan: &mut Plan, now: Now) {
+    let names = volumes::file_volumes(&record.pod);
+    let (ready, missing): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| record.is_set_up(name));
+    let (pod, uid) = (&record.pod, &record.id.uid);
+    let is_busy = |name: &String| record.is_busy(&PodSubject::Volume(name.clone()), now);
+    if !missing.is_empty() {
+        for volume in ready.into_iter().filter(|name| !is_busy(name)) {
+            let subject = PodSubject::Volume(volume.clone());
+            let op = VolumeOp::SetUp { pod: pod.clone(), uid: uid.clone(), volume, claimed: None };
+            plan.step(subject, op, "what it is made of may have changed");
+        }
+    } else if !ready.is_empty() && !record.flights.contains(&PodSubject::Volumes) && !ready.iter().any(is_busy) {
+        let op = VolumeOp::Refresh { pod: pod.clone(), uid: uid.clone() };
+        plan.step(PodSubject::Volumes, op, "what its volumes are made of may have changed");
+    }
+}
+
+impl PodRecord {
+    /// This process has set up the volume.
+    pub fn is_set_up(&self, volume: &str) -> bool {
+        self.volumes.get(volume).is_some_and(|known| known.is_set_up)
+    }
+
+    /// A step on one volume or on all begins, and the next refresh follows at that time. A volume that is tried again until it
+    /// is set up does not put off the refresh of those that are.
+    pub fn put_off_refresh(&mut self, volume: Option<&str>, until: Uptime) {
+        let is_try = volume.is_some_and(|volume| !self.is_set_up(volume));
+        let delays_others = is_try && self.volumes.values().any(|known| known.is_set_up);
+        if self.refresh_at.is_none() || !delays_others {
+            self.refresh_at = volumes::change_with_time(&self.pod).then_some(until);
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     observation::{PodFacts, Remains, RuntimeStatus},
     op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
-        Desired, Failure, Grace, Lifecycle, PodRecord, Preparation, TerminationCause,
+        Desired, Failure, Grace, Lifecycle, PodRecord, Preparation, TerminationCause, VolumeRecord,
         hooks::{Hook, HookAction, HookRequest, PreStop},
         plan::{Plan, PodState},
         restart::CrashLoop,
@@ -289,10 +289,7 @@ fn claim_is_resolved_before_its_volume_is_set_up() {
     spec.volumes.as_mut().expect("volumes")[0].persistent_volume_claim =
         Some(PersistentVolumeClaimVolumeSource::default());
     assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
-    let kind = PersistentKind::HostPath { path: "/disk".into(), must_be: HostPathType::Unchecked };
-    let name = "pv".to_owned();
-    let source = PersistentSource { name, read_only: false, is_exclusive: false, kind, size: None, group: None };
-    record.volumes.entry("v".to_owned()).or_default().claimed = Some(Arc::new(source));
+    record.volumes.entry("v".to_owned()).or_default().claimed = Some(host_path_volume("pv"));
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v");
 }
 
@@ -353,6 +350,34 @@ fn claim_of_a_running_pod_is_resolved_again_after_a_restart() {
     assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
     record.volumes.entry("v".to_owned()).or_default().is_set_up = true;
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
+}
+
+#[test]
+fn volume_that_cannot_be_set_up_delays_no_claim_of_a_running_pod() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
+    with_volumes(&mut record, &["v", "w", "x"]);
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    for volume in &mut spec.volumes.as_mut().expect("volumes")[..2] {
+        volume.persistent_volume_claim = Some(PersistentVolumeClaimVolumeSource::default());
+    }
+    for (name, is_set_up) in [("v", true), ("w", false)] {
+        let claimed = Some(host_path_volume("pv"));
+        record.volumes.insert(name.to_owned(), VolumeRecord { claimed, is_set_up, ..VolumeRecord::default() });
+    }
+    for name in ["w", "x"] {
+        let failure = Failure::of_volume(None, "no".to_owned(), now());
+        record.failures.insert(PodSubject::Volume(name.to_owned()), failure);
+    }
+    record.refresh_at = Some(now().uptime);
+    assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
+    record.failures.clear();
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume w, set up volume x, resolve claim v");
+}
+
+fn host_path_volume(name: &str) -> Arc<PersistentSource> {
+    let kind = PersistentKind::HostPath { path: "/disk".into(), must_be: HostPathType::Unchecked };
+    let name = name.to_owned();
+    Arc::new(PersistentSource { name, read_only: false, is_exclusive: false, kind, size: None, group: None })
 }
 
 /// Every container mounts these volumes.

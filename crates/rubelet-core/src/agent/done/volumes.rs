@@ -23,12 +23,11 @@ pub(super) fn renewal_ended(
     result: &Result<Facts, EffectError>,
     now: Now,
 ) -> Option<Vec<EventRecord>> {
-    let is_set_up = |record: &PodRecord, volume: &str| record.volumes.get(volume).is_some_and(|known| known.is_set_up);
     let failed = |record: &PodRecord| result.as_ref().err().map(|error| failed_mount(record, error));
     match op {
         // It is repeated when it is due.
         VolumeOp::Refresh { .. } => Some(failed(record).into_iter().collect()),
-        VolumeOp::SetUp { volume, .. } if is_set_up(record, volume) => {
+        VolumeOp::SetUp { volume, .. } if record.is_set_up(volume) => {
             record.volumes.entry(volume.clone()).or_default().is_republish_due = false;
             Some(failed(record).into_iter().collect())
         }
@@ -37,7 +36,7 @@ pub(super) fn renewal_ended(
             record.volumes.entry(volume.clone()).or_default().is_set_up = true;
             Some(mapped(record, source, places))
         }
-        VolumeOp::Resolve { volume, .. } if result.is_err() && is_set_up(record, volume) => Some(Vec::new()),
+        VolumeOp::Resolve { volume, .. } if result.is_err() && record.is_set_up(volume) => Some(Vec::new()),
         VolumeOp::Expand { volume, source, .. } => match result {
             Ok(Facts::Expanded(expanded)) => Some(expansion_ended(record, volume, source, expanded)),
             Ok(_) | Err(_) => None,

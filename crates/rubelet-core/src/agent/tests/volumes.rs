@@ -122,3 +122,51 @@ fn volume_that_hangs_at_its_end_delays_no_other() {
     test.answer("TearDownVolumes", Ok(Facts::Remains(Remains::PodDir)));
     assert!(test.pending().contains(&"RemovePodDir"));
 }
+
+/// Gives the result of the setup of this volume.
+fn volume_set_up(test: &mut TestAgent, volume: &str, result: Result<Facts, EffectError>) {
+    let position = setup_of(test, volume).expect("it is being set up");
+    let (id, _) = test.in_flight.remove(position);
+    test.handle(Event::Done { id, result });
+}
+
+fn setup_of(test: &TestAgent, volume: &str) -> Option<usize> {
+    let is_it = |op: &Op| matches!(op, Op::Volume(VolumeOp::SetUp { volume: name, .. }) if name == volume);
+    test.in_flight.iter().position(|(_, op)| is_it(op))
+}
+
+/// A running pod of a previous process, with a config map volume, `v`, that is set up, and another one, `w`, that is not.
+fn running_with(volume: &serde_json::Value) -> TestAgent {
+    let mut pod = fed("u1");
+    let spec = pod.spec.as_mut().unwrap();
+    spec.volumes.as_mut().unwrap().push(serde_json::from_value(volume.clone()).unwrap());
+    let mount = serde_json::json!({"name": "w", "mountPath": "/w"});
+    spec.containers[0].volume_mounts.as_mut().unwrap().push(serde_json::from_value(mount).unwrap());
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[pod]);
+    test.runtime_is_up(&[listed("u1", "web")]);
+    test.inspected("a: running");
+    test.answer("MakePodDirs", Ok(Facts::Nothing));
+    volume_set_up(&mut test, "v", Ok(Facts::Nothing));
+    test
+}
+
+#[test]
+fn volume_that_cannot_be_set_up_delays_no_refresh_of_others() {
+    let directory = serde_json::json!({"name": "w", "hostPath": {"path": "/gone", "type": "Directory"}});
+    let missing = serde_json::json!({"name": "w", "configMap": {"name": "gone"}});
+    for (volume, refreshed_alone) in [(directory, false), (missing, true)] {
+        let mut test = running_with(&volume);
+        for _ in 0..60 {
+            let is_refreshed = test.pending().contains(&"RefreshVolumes") || setup_of(&test, "v").is_some();
+            assert!(!is_refreshed, "too early, at {} s", test.at_secs);
+            if setup_of(&test, "w").is_some() {
+                volume_set_up(&mut test, "w", unready("it is not there"));
+            }
+            test.at_secs += 1;
+            test.handle(Event::Due);
+        }
+        let found = (test.pending().contains(&"RefreshVolumes"), setup_of(&test, "v").is_some());
+        assert_eq!(found, (!refreshed_alone, refreshed_alone), "{volume}");
+    }
+}
