@@ -147,7 +147,7 @@ fn volumes(record: &PodRecord, now: Now) -> Step {
         (Preparation::Directories, None) => {
             let names: Vec<_> = missing.iter().map(|volume| volume.name.as_str()).collect();
             let detail = match &record.waits_for {
-                Some(waits_for) if waits_for.is_volume() => format!("waits for {waits_for}"),
+                Some(waits_for) if waits_for.volume().is_some() => format!("waits for {waits_for}"),
                 _ => format!("being set up: {}", names.join(", ")),
             };
             return failing_volume(record, &names, step("volumes", StepState::Working, detail), now);

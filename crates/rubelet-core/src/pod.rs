@@ -258,6 +258,10 @@ pub enum Preparation {
 pub struct VolumeRecord {
     /// What its claim stands for, once that is known.
     pub claimed: Option<Arc<PersistentSource>>,
+    /// When that was asked last.
+    pub resolved_at: Option<Uptime>,
+    /// Staging it or setting it up failed since: it is asked again before the next try.
+    pub is_resolve_due: bool,
     pub is_set_up: bool,
     /// Its driver wants to publish it again.
     pub is_republish_due: bool,
@@ -273,7 +277,8 @@ pub struct VolumeRecord {
 
 impl VolumeRecord {
     /// Takes in what the claim stands for now.
-    pub fn resolved(&mut self, source: &Arc<PersistentSource>) {
+    pub fn resolved(&mut self, source: &Arc<PersistentSource>, now: Now) {
+        (self.resolved_at, self.is_resolve_due) = (Some(now.uptime), false);
         let size = source.size.as_ref();
         self.expanded_bytes = self.expanded_bytes.or(size.map(|size| size.claim_bytes));
         self.expansion_waits = false;

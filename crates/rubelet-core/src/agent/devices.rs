@@ -89,7 +89,8 @@ impl Agent {
                     false => (event_reasons::FAILED_MOUNT_VOLUME, "MountVolume.MountDevice"),
                 };
                 for uid in &users {
-                    let Some(record) = self.records.get(uid) else { continue };
+                    let Some(record) = self.records.get_mut(uid) else { continue };
+                    record.stage_failed(name);
                     let message = format!("{step} failed for volume {:?} : {}", source.name, error.message);
                     let about = InvolvedObject::Pod(record.id.clone());
                     self.outbox.record(EventRecord::new(about, Severity::Warning, reason, message));

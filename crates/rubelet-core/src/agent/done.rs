@@ -392,7 +392,8 @@ fn apply_result(
     if let Op::Volume(op) = &flight.op
         && let Some(events) = volumes::renewal_ended(record, op, &result, now)
     {
-        if result.is_ok() {
+        // What failed with an earlier answer keeps its back-off.
+        if result.is_ok() && !matches!(op, VolumeOp::Resolve { .. }) {
             record.failures.remove(subject);
         }
         return events;
@@ -402,7 +403,7 @@ fn apply_result(
         (_, Ok(Facts::MountedVolumes(mounted))) => record.mounted.clone_from(mounted),
         (Op::Volume(VolumeOp::Unmount { volume, .. }), Ok(_)) => drop(record.mounted.remove(volume)),
         (Op::Volume(VolumeOp::Resolve { volume, .. }), Ok(Facts::Volume(source))) => {
-            record.volumes.entry(volume.clone()).or_default().resolved(source);
+            record.volumes.entry(volume.clone()).or_default().resolved(source, now);
         }
         // What ran until now may have left new files or mounts, and so may a start that hung.
         (Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }), _)

@@ -14,7 +14,7 @@ use crate::{
     flights::PodSubject,
     op::VolumeOp,
     pod::{
-        PodRecord,
+        PodRecord, VolumeRecord,
         plan::{Plan, PodState, WaitsFor},
         sync_pod::{SyncContext, prepare},
     },
@@ -35,12 +35,20 @@ pub fn set_up_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut
     for volume in &missing {
         let subject = PodSubject::Volume(volume.name.clone());
         if plan.has_step(&subject) || record.is_busy(&subject, now) {
+            // While it is asked what the volume stands for, the wait goes on.
+            let wait = record.waits_for.as_ref().filter(|wait| wait.volume() == Some(&volume.name));
+            wait.into_iter().for_each(|wait| plan.wait_for(wait.clone()));
             continue;
         }
-        let claimed = record.volumes.get(&volume.name).and_then(|known| known.claimed.clone());
-        if claimed.as_ref().is_none_or(|source| is_device_ready(record, volume, source, (context, now), plan)) {
-            let (op, reason) = next_volume_step(&record, volume, claimed, context);
-            plan.step(subject, op, reason);
+        let known = record.volumes.get(&volume.name);
+        if let Some((known, source)) = known.and_then(|known| Some((known, known.claimed.as_ref()?))) {
+            claimed_volume(record, volume, (known, source), (context, now), plan);
+        } else if claims::is_resolved_first(volume) {
+            // A claim, and an inline volume of a driver: the spec does not say all.
+            let op = resolve(&record, volume.name.clone(), context);
+            plan.step(subject, op, "what the volume stands for is not known");
+        } else {
+            plan.step(subject, set_up(&record, volume, None), "the volume may be missing");
         }
     }
     if missing.is_empty() {
@@ -50,14 +58,58 @@ pub fn set_up_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut
     false
 }
 
-/// True when the volume may be set up on its device; otherwise plans what comes before.
-fn is_device_ready(
+/// What can be done now for a volume of which it is known what it stands for.
+enum NextStep {
+    SetUp,
+    Stage,
+    /// The last try failed.
+    BackOff,
+    /// Somebody else has to act.
+    Wait,
+}
+
+/// What the volume stands for is asked again after a try with it failed, and from time to time while it waits: its persistent
+/// volume may have been changed, and its driver's object made, which say how it is attached and set up.
+fn claimed_volume(
+    record: PodState<'_>,
+    volume: &Volume,
+    (known, source): (&VolumeRecord, &Arc<PersistentSource>),
+    (context, now): (SyncContext<'_>, Now),
+    plan: &mut Plan,
+) {
+    let subject = PodSubject::Volume(volume.name.clone());
+    let step = next_step(record, volume, source, (context, now), plan);
+    let resolve_at = known.resolved_at.unwrap_or(now.uptime) + context.settings.sync_frequency;
+    let is_resolve_due = match step {
+        NextStep::SetUp | NextStep::Stage => known.is_resolve_due,
+        NextStep::Wait => resolve_at <= now.uptime && !plan.has_step(&subject),
+        NextStep::BackOff => false,
+    };
+    if is_resolve_due {
+        let op = resolve(&record, volume.name.clone(), context);
+        return plan.step(subject, op, "what the volume stands for may have changed");
+    }
+    match step {
+        NextStep::SetUp => {
+            plan.step(subject, set_up(&record, volume, Some(source.clone())), "the volume may be missing");
+        }
+        NextStep::Stage => {
+            let options = DeviceOptions { group: volumes::fs_group(record.spec()) };
+            plan.devices.push((source.clone(), options));
+        }
+        NextStep::Wait => plan.wake_by(resolve_at),
+        NextStep::BackOff => {}
+    }
+}
+
+/// Says what the volume waits for, if it does.
+fn next_step(
     record: PodState<'_>,
     volume: &Volume,
     source: &Arc<PersistentSource>,
     (context, now): (SyncContext<'_>, Now),
     plan: &mut Plan,
-) -> bool {
+) -> NextStep {
     let name = volume.name.clone();
     if context.devices.is_taken(&record.id.uid, source) {
         let message = format!(
@@ -65,10 +117,10 @@ fn is_device_ready(
             source.name
         );
         wait_with_event(&record, WaitsFor::ExclusiveVolume(name), event_reasons::FAILED_MOUNT_VOLUME, message, plan);
-        return false;
+        return NextStep::Wait;
     }
     match context.devices.state(source, context.node, now) {
-        DeviceState::Staged => return true,
+        DeviceState::Staged => return NextStep::SetUp,
         DeviceState::NotAttached => {
             plan.wait_for(WaitsFor::Attachment(name));
             check_attach_limit(record, volume, source, now, plan);
@@ -88,16 +140,14 @@ fn is_device_ready(
             );
             wait_with_event(&record, WaitsFor::Controller(name), event_reasons::FAILED_ATTACH_VOLUME, message, plan);
         }
-        DeviceState::Unstaged => {
-            let options = DeviceOptions { group: volumes::fs_group(record.spec()) };
-            plan.devices.push((source.clone(), options));
-        }
+        DeviceState::Unstaged => return NextStep::Stage,
         DeviceState::Failed(failure) => {
             plan.wake_by(failure.retry_at);
             plan.wait_for(WaitsFor::Device { volume: name, message: failure.message.clone() });
+            return NextStep::BackOff;
         }
     }
-    false
+    NextStep::Wait
 }
 
 /// The event is recorded when the wait begins.
@@ -131,19 +181,9 @@ fn check_attach_limit(
     plan.step(PodSubject::Volume(name), op, "the volume is still not attached");
 }
 
-/// A claim, and an inline volume of a driver, are resolved first.
-fn next_volume_step(
-    record: &PodRecord,
-    volume: &Volume,
-    claimed: Option<Arc<PersistentSource>>,
-    context: SyncContext<'_>,
-) -> (VolumeOp, &'static str) {
-    let (pod, name) = (record.pod.clone(), volume.name.clone());
-    if claimed.is_none() && claims::is_resolved_first(volume) {
-        return (resolve(record, name, context), "what the volume stands for is not known");
-    }
-    let uid = record.id.uid.clone();
-    (VolumeOp::SetUp { pod, uid, volume: name, claimed }, "the volume may be missing")
+fn set_up(record: &PodRecord, volume: &Volume, claimed: Option<Arc<PersistentSource>>) -> VolumeOp {
+    let (pod, uid, volume) = (record.pod.clone(), record.id.uid.clone(), volume.name.clone());
+    VolumeOp::SetUp { pod, uid, volume, claimed }
 }
 
 fn resolve(record: &PodRecord, volume: String, context: SyncContext<'_>) -> VolumeOp {
@@ -207,6 +247,14 @@ impl PodRecord {
     /// This process has set up the volume.
     pub fn is_set_up(&self, volume: &str) -> bool {
         self.volumes.get(volume).is_some_and(|known| known.is_set_up)
+    }
+
+    /// Staging the device failed: its volumes may stand for something else now.
+    pub fn stage_failed(&mut self, device: &DeviceName) {
+        for known in self.volumes.values_mut().filter(|known| !known.is_set_up) {
+            let own = known.claimed.as_ref().and_then(|source| Device::of(source));
+            known.is_resolve_due |= own.is_some_and(|own| DeviceName::of(&own) == *device);
+        }
     }
 
     /// A step on one volume or on all begins, and the next refresh follows at that time. A volume that is tried again until it

@@ -167,15 +167,42 @@ pub enum WaitsFor {
 }
 
 impl WaitsFor {
-    pub fn is_volume(&self) -> bool {
-        matches!(
-            self,
-            WaitsFor::Attachment(_)
-                | WaitsFor::Controller(_)
-                | WaitsFor::OtherLabel(_)
-                | WaitsFor::Device { .. }
-                | WaitsFor::ExclusiveVolume(_)
-        )
+    /// The volume on which it waits alone.
+    pub fn volume(&self) -> Option<&str> {
+        match self {
+            WaitsFor::Attachment(volume)
+            | WaitsFor::Controller(volume)
+            | WaitsFor::OtherLabel(volume)
+            | WaitsFor::Device { volume, .. }
+            | WaitsFor::ExclusiveVolume(volume) => Some(volume),
+            WaitsFor::Runtime(_)
+            | WaitsFor::Network(_)
+            | WaitsFor::FirstRelist
+            | WaitsFor::NodeLabels
+            | WaitsFor::Preemption(_)
+            | WaitsFor::Namesake(_)
+            | WaitsFor::PodCgroup
+            | WaitsFor::PodDirs
+            | WaitsFor::Volumes(_)
+            | WaitsFor::Sandbox(_)
+            | WaitsFor::InitContainers
+            | WaitsFor::PostStartHook(_)
+            | WaitsFor::InterruptedStart(_)
+            | WaitsFor::Image(_)
+            | WaitsFor::CrashLoopBackOff(_)
+            | WaitsFor::Retry { .. }
+            | WaitsFor::ContainersToStop
+            | WaitsFor::SandboxToStop
+            | WaitsFor::StepUnderWay
+            | WaitsFor::VolumesToTearDown
+            | WaitsFor::CgroupToRemove
+            | WaitsFor::EndInApi
+            | WaitsFor::ManifestToReturn
+            | WaitsFor::DeadContainersToRemove
+            | WaitsFor::SandboxToRemove
+            | WaitsFor::PodDirToRemove
+            | WaitsFor::LogsToRemove => None,
+        }
     }
 }
 

@@ -320,7 +320,7 @@ fn claimed_volume_is_resolved_again_then_published_again_or_expanded() {
     let known = |record: &mut PodRecord, resolved: &str| {
         let known = record.volumes.entry("v".to_owned()).or_default();
         known.is_set_up = true;
-        known.resolved(&source(resolved));
+        known.resolved(&source(resolved), now());
     };
     record.volumes.entry("v".to_owned()).or_default().claimed = Some(source("1Gi"));
     record.volumes.entry("v".to_owned()).or_default().is_set_up = true;
@@ -335,7 +335,7 @@ fn claimed_volume_is_resolved_again_then_published_again_or_expanded() {
     let known = record.volumes.get_mut("v").expect("a volume");
     (known.is_republish_due, known.expansion_waits) = (false, true);
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
-    record.volumes.get_mut("v").expect("a volume").resolved(&source("2Gi"));
+    record.volumes.get_mut("v").expect("a volume").resolved(&source("2Gi"), now());
     assert_eq!(show(&sync_plan(&record, &facts)), "expand volume v");
 }
 

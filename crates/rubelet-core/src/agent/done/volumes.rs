@@ -1,9 +1,9 @@
 //! Results about volumes that a pod has already.
 //!
-//! Owns: what the end of a refresh, of another publication and of an expansion means, none of which delays the pod; and that
-//! of showing it a device, of which events tell.
+//! Owns: what the end of a refresh, of another publication, of another look at a claim and of an expansion means, none of which
+//! delays the pod; and that of showing it a device, of which events tell.
 
-use super::events::{failed_mount, mapped};
+use super::events::{failed_mount, failed_volume, mapped};
 use crate::{
     effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
@@ -32,11 +32,23 @@ pub(super) fn renewal_ended(
             Some(failed(record).into_iter().collect())
         }
         VolumeOp::SetUp { volume, claimed: Some(source), .. } => {
+            let known = record.volumes.entry(volume.clone()).or_default();
+            known.is_resolve_due = result.is_err();
             let Ok(Facts::Mapped(places)) = result else { return None };
-            record.volumes.entry(volume.clone()).or_default().is_set_up = true;
+            known.is_set_up = true;
             Some(mapped(record, source, places))
         }
-        VolumeOp::Resolve { volume, .. } if result.is_err() && record.is_set_up(volume) => Some(Vec::new()),
+        VolumeOp::Resolve { volume, .. } if record.is_set_up(volume) => result.is_err().then(Vec::new),
+        VolumeOp::Resolve { volume, .. } => {
+            let known = record.volumes.get_mut(volume)?;
+            let source = match result {
+                Ok(Facts::Volume(found)) if known.claimed.is_some() => found.clone(),
+                // What it was will do until it is found out again.
+                Ok(_) | Err(_) => known.claimed.clone()?,
+            };
+            known.resolved(&source, now);
+            Some(result.as_ref().err().map(|error| failed_volume(record, op, error)).into_iter().collect())
+        }
         VolumeOp::Expand { volume, source, .. } => match result {
             Ok(Facts::Expanded(expanded)) => Some(expansion_ended(record, volume, source, expanded)),
             Ok(_) | Err(_) => None,
@@ -47,7 +59,6 @@ pub(super) fn renewal_ended(
             Some(Vec::new())
         }
         VolumeOp::SetUp { .. }
-        | VolumeOp::Resolve { .. }
         | VolumeOp::Stage { .. }
         | VolumeOp::Unstage { .. }
         | VolumeOp::Unmount { .. }

@@ -43,23 +43,31 @@ fn waiting_on(settings: Settings, driver: &serde_json::Value) -> TestAgent {
     test
 }
 
-fn asks_for_the_limit(test: &mut TestAgent, after_secs: u64) -> bool {
-    test.at_secs += after_secs;
-    test.handle(Event::Due);
+/// Whether the limit is asked for within this time, and not before its end.
+fn asks_for_the_limit(test: &mut TestAgent, driver: &serde_json::Value, after_secs: u64) -> bool {
+    for _ in 0..after_secs {
+        assert!(!test.pending().contains(&"CheckAttachLimit"), "too early, at {} s", test.at_secs);
+        test.at_secs += 1;
+        test.handle(Event::Due);
+        if test.pending().contains(&"ResolveClaim") {
+            test.answer("ResolveClaim", resolved(driver));
+        }
+    }
     test.pending().contains(&"CheckAttachLimit")
 }
 
 #[test]
 fn pod_is_rejected_when_the_node_has_too_many_volumes() {
-    let mut test = waiting_for_attachment(&serde_json::json!({"nodeAllocatableUpdatePeriodSeconds": 60}));
-    assert!(!asks_for_the_limit(&mut test, 122), "as long as upstream waits for all volumes");
-    assert!(asks_for_the_limit(&mut test, 1));
+    let driver = serde_json::json!({"nodeAllocatableUpdatePeriodSeconds": 60});
+    let mut test = waiting_for_attachment(&driver);
+    assert!(!asks_for_the_limit(&mut test, &driver, 122), "as long as upstream waits for all volumes");
+    assert!(asks_for_the_limit(&mut test, &driver, 1));
     test.answer("CheckAttachLimit", Ok(Facts::AttachLimit { is_exceeded: false }));
-    assert!(!asks_for_the_limit(&mut test, 122));
-    assert!(asks_for_the_limit(&mut test, 1));
+    assert!(!asks_for_the_limit(&mut test, &driver, 122));
+    assert!(asks_for_the_limit(&mut test, &driver, 1));
     test.answer("CheckAttachLimit", Err(EffectError { kind: ErrorKind::Gone, message: "no attachment".to_owned() }));
     assert!(test.events.is_empty(), "{:?}", test.events);
-    assert!(asks_for_the_limit(&mut test, 123));
+    assert!(asks_for_the_limit(&mut test, &driver, 123));
     test.answer("CheckAttachLimit", Ok(Facts::AttachLimit { is_exceeded: true }));
     assert_eq!(test.events, ["VolumeAttachmentLimitExceeded"]);
     let status = test.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
@@ -76,7 +84,7 @@ fn pod_is_rejected_when_the_node_has_too_many_volumes() {
 #[test]
 fn attach_limit_is_not_asked_for_without_a_period() {
     let mut test = waiting_for_attachment(&serde_json::json!({}));
-    assert!(!asks_for_the_limit(&mut test, 1_000));
+    assert!(!asks_for_the_limit(&mut test, &serde_json::json!({}), 1_000));
     assert_eq!(test.lifecycle("u1"), "Syncing");
 }
 
@@ -85,12 +93,73 @@ fn driver_volume_fails_to_attach_without_the_controller() {
     let settings = Settings { sources: vec![Source::File, Source::Api], ..Settings::for_node("node") };
     let mut test = waiting_on(Settings { attaches_by_controller: false, ..settings }, &serde_json::json!({}));
     assert_eq!(test.events, ["FailedAttachVolume"]);
-    test.at_secs += 300;
-    test.handle(Event::Due);
-    assert_eq!(test.events.len(), 1, "it is said once");
+    for _ in 0..3 {
+        assert!(resolves_after(&mut test, 60));
+        test.handle(Event::Refresh { pod: PodUid::new("u1") });
+        test.answer("ResolveClaim", resolved(&serde_json::json!({})));
+    }
+    assert_eq!(test.events.len(), 1, "it is said once: {:?}", test.events);
     let steps = test.agent.snapshot().pods[&PodUid::new("u1")].steps.clone();
     let is_told = |text: &str| text.contains("volume v, which only the attach/detach controller can attach");
     assert!(steps.iter().any(|step| is_told(&step.detail)), "{steps:?}");
+}
+
+/// Passes this time; true if the claim is resolved again at its end, and not before.
+fn resolves_after(test: &mut TestAgent, secs: u64) -> bool {
+    for _ in 0..secs {
+        assert!(!test.pending().contains(&"ResolveClaim"), "too early, at {} s", test.at_secs);
+        test.at_secs += 1;
+        test.handle(Event::Due);
+    }
+    test.pending().contains(&"ResolveClaim")
+}
+
+#[test]
+fn volume_that_waits_for_attachment_learns_that_its_driver_needs_none() {
+    let unattached = serde_json::json!({"attachRequired": false});
+    let mut test = waiting_for_attachment(&serde_json::json!({}));
+    assert!(resolves_after(&mut test, 60));
+    test.answer("ResolveClaim", Err(EffectError { kind: ErrorKind::Unavailable, message: "no answer".to_owned() }));
+    assert_eq!(test.events, ["FailedMount"]);
+    assert!(resolves_after(&mut test, 60), "it waits on, without a back-off");
+    test.answer("ResolveClaim", resolved(&serde_json::json!({})));
+    assert!(resolves_after(&mut test, 60));
+    assert!(!test.pending().contains(&"StageDevice"), "{:?}", test.pending());
+    test.answer("ResolveClaim", resolved(&unattached));
+    assert!(test.pending().contains(&"StageDevice"), "{:?}", test.pending());
+    test.answer("StageDevice", Ok(Facts::Nothing));
+    assert!(setup_of(&test, "v").is_some());
+}
+
+#[test]
+fn claim_is_resolved_again_between_tries_of_its_volume() {
+    let driver = |is_told: bool| serde_json::json!({"attachRequired": false, "podInfoOnMount": is_told});
+    let is_told = |test: &TestAgent| {
+        test.in_flight.iter().any(|(_, op)| {
+            let Op::Volume(VolumeOp::Stage { source, .. } | VolumeOp::SetUp { claimed: Some(source), .. }) = op else {
+                return false;
+            };
+            matches!(&source.kind, PersistentKind::Csi(volume) if volume.rules.pod_info)
+        })
+    };
+    let mut test = waiting_for_attachment(&driver(false));
+    for wait_secs in [1, 1, 2, 4] {
+        test.answer("StageDevice", unready("no"));
+        assert!(resolves_after(&mut test, wait_secs) && !test.pending().contains(&"StageDevice"));
+        test.answer("ResolveClaim", resolved(&driver(false)));
+        assert!(!is_told(&test));
+    }
+    test.answer("StageDevice", Ok(Facts::Nothing));
+    for wait_secs in [1, 1, 2, 4] {
+        volume_set_up(&mut test, "v", unready("no"));
+        assert!(resolves_after(&mut test, wait_secs) && setup_of(&test, "v").is_none());
+        test.answer("ResolveClaim", resolved(&driver(true)));
+        assert!(is_told(&test));
+        test.answer("StageDevice", Ok(Facts::Nothing));
+        assert!(is_told(&test) && !test.pending().contains(&"ResolveClaim"));
+    }
+    volume_set_up(&mut test, "v", Ok(Facts::Nothing));
+    assert!(test.pending().contains(&"RunSandbox"), "{:?}", test.pending());
 }
 
 #[test]
