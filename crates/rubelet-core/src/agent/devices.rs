@@ -134,8 +134,8 @@ pub(super) fn reject_for_attach_limit(record: &mut PodRecord, node: &Node, outbo
     record.rejected = Some(failure);
 }
 
-/// A volume that is found is given the SELinux label that the pod wants for it, unless that is wrong. One that is set up keeps
-/// what it was set up with.
+/// A volume that is found is given the SELinux label that the pod wants for it, unless that is wrong. One that is set up stays
+/// the same volume, with the label that it was set up with.
 pub(super) fn labelled(
     record: &mut PodRecord,
     op: &Op,
@@ -148,6 +148,10 @@ pub(super) fn labelled(
     };
     let known = record.volumes.get(volume).filter(|known| known.is_set_up).and_then(|known| known.claimed.as_ref());
     if let Some(known) = known {
+        if !known.is_same_volume(source) {
+            // What the claim is bound to now was never staged nor mounted for this pod: containers would find an empty directory.
+            return Ok(Facts::Volume(known.clone()));
+        }
         let (label, is_labelled) = (known.label().map(str::to_owned), known.mount_context().is_some());
         return Ok(Facts::Volume(Arc::new((**source).clone().with_label(label, is_labelled))));
     }

@@ -328,6 +328,12 @@ impl PersistentSource {
         }
     }
 
+    /// It lies at the same place, on the same device. What its driver asks for may have changed.
+    pub fn is_same_volume(&self, other: &Self) -> bool {
+        let pod_dir = Path::new("");
+        self.name == other.name && self.path(pod_dir) == other.path(pod_dir) && Device::of(self) == Device::of(other)
+    }
+
     /// Where containers mount it from.
     pub fn path(&self, pod_dir: &Path) -> PathBuf {
         if let Some(places) = self.block_places(Path::new(""), pod_dir) {
@@ -516,6 +522,35 @@ mod tests {
         found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim
         PV pv cannot be used as a block volume: its kind has no device
         ");
+    }
+
+    #[test]
+    fn volume_is_the_same_by_name_place_and_device() {
+        let source = |name: &str, kind: PersistentKind| PersistentSource {
+            name: name.to_owned(),
+            read_only: false,
+            is_exclusive: false,
+            kind,
+            size: None,
+            group: None,
+        };
+        let host_path = |path: &str| PersistentKind::HostPath { path: path.into(), must_be: HostPathType::Unchecked };
+        let csi = |handle: &str, is_block, attach| {
+            let volume = serde_json::from_value(json!({"driver": "d", "volumeHandle": handle})).unwrap();
+            let rules = DriverRules { attach, ..DriverRules::of(None) };
+            let volume = CsiVolume::persistent(&volume, AccessMode::ReadWriteOnce, rules);
+            PersistentKind::Csi(CsiVolume { is_block, ..volume })
+        };
+        for (one, other, expected) in [
+            (source("pv", csi("h", false, true)), source("pv", csi("h", false, false)), true),
+            (source("pv", csi("h", false, true)), source("pv2", csi("h", false, true)), false),
+            (source("pv", csi("h", false, true)), source("pv", csi("h2", false, true)), false),
+            (source("pv", csi("h", false, true)), source("pv", csi("h", true, true)), false),
+            (source("pv", csi("h", false, true)), source("pv", host_path("/a")), false),
+            (source("pv", host_path("/a")), source("pv", host_path("/b")), false),
+        ] {
+            assert_eq!(one.is_same_volume(&other), expected, "{one:?} {other:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::*;
 use crate::volumes::{
     claims::{PersistentKind, PersistentSource},
     csi::{AccessMode, CsiVolume, DriverRules},
+    devices::{Device, DeviceName},
     teardown::PodVolume,
 };
 
@@ -17,12 +18,16 @@ fn claiming(uid: &str) -> Pod {
 
 /// What its claim stands for, over a driver whose CSIDriver object is this.
 fn resolved(driver: &serde_json::Value) -> Result<Facts, EffectError> {
+    resolved_to("pv", "h", driver)
+}
+
+fn resolved_to(name: &str, handle: &str, driver: &serde_json::Value) -> Result<Facts, EffectError> {
     let object = serde_json::json!({"metadata": {"name": "d"}, "spec": driver});
     let rules = DriverRules::of(Some(&serde_json::from_value(object).unwrap()));
-    let source = serde_json::json!({"driver": "d", "volumeHandle": "h"});
+    let source = serde_json::json!({"driver": "d", "volumeHandle": handle});
     let source = serde_json::from_value(source).unwrap();
     let kind = PersistentKind::Csi(CsiVolume::persistent(&source, AccessMode::ReadWriteOnce, rules));
-    let name = "pv".to_owned();
+    let name = name.to_owned();
     let source = PersistentSource { name, read_only: false, is_exclusive: false, kind, size: None, group: None };
     Ok(Facts::Volume(Arc::new(source)))
 }
@@ -160,6 +165,27 @@ fn claim_is_resolved_again_between_tries_of_its_volume() {
     }
     volume_set_up(&mut test, "v", Ok(Facts::Nothing));
     assert!(test.pending().contains(&"RunSandbox"), "{:?}", test.pending());
+}
+
+#[test]
+fn volume_that_is_set_up_stays_what_it_was_whatever_its_claim_says() {
+    let driver = |is_told: bool| serde_json::json!({"attachRequired": false, "podInfoOnMount": is_told});
+    let uid = PodUid::new("u1");
+    let mut test = waiting_for_attachment(&driver(false));
+    test.answer("StageDevice", Ok(Facts::Nothing));
+    volume_set_up(&mut test, "v", Ok(Facts::Nothing));
+    test.answer("RunSandbox", Ok(Facts::Nothing));
+    test.inspected("a: running");
+    for (name, handle, is_kept) in [("pv2", "h2", true), ("pv", "h2", true), ("pv2", "h", true), ("pv", "h", false)] {
+        assert!(resolves_after(&mut test, 60));
+        test.answer("ResolveClaim", resolved_to(name, handle, &driver(true)));
+        let known = test.agent.records[&uid].claimed_volumes()["v"].clone();
+        let PersistentKind::Csi(volume) = &known.kind else { panic!("{known:?}") };
+        let found = (known.name.as_str(), volume.handle.as_str(), volume.rules.pod_info);
+        assert_eq!(found, ("pv", "h", !is_kept), "after {name} of {handle}");
+        let other = DeviceName::of(&Device::csi("d", "h2"));
+        assert!(test.agent.node.devices.users(&other).is_empty(), "the pod cannot use it");
+    }
 }
 
 #[test]
