@@ -182,10 +182,11 @@ impl PersistentSource {
                 return Err(why);
             }
             let mode = modes.first().and_then(|mode| AccessMode::parse(mode)).unwrap_or(AccessMode::ReadWriteOnce);
-            let widest_access =
-                AccessMode::widest(modes.iter().filter_map(|mode| AccessMode::parse(mode))).unwrap_or(mode);
+            let modes = || modes.iter().filter_map(|mode| AccessMode::parse(mode));
+            let widest_access = AccessMode::widest(modes()).unwrap_or(mode);
+            let has_single_node_mode = modes().any(AccessMode::is_single_node);
             let volume = CsiVolume::persistent(source, mode, DriverRules::of(driver));
-            PersistentKind::Csi(CsiVolume { mount_options, is_block, widest_access, ..volume })
+            PersistentKind::Csi(CsiVolume { mount_options, is_block, widest_access, has_single_node_mode, ..volume })
         } else {
             let kind = in_tree::kind(&name, spec, &claim_ref.namespace, &mount_options)?;
             if is_block { in_tree::as_block(&name, kind)? } else { kind }
@@ -522,6 +523,29 @@ mod tests {
         found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim
         PV pv cannot be used as a block volume: its kind has no device
         ");
+    }
+
+    #[test]
+    fn group_is_applied_if_any_access_mode_is_for_one_node() {
+        let (pod, volume) = pod(&json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}}));
+        let claim_ref = ClaimRef::of(&pod, &volume).unwrap();
+        let claim = serde_json::from_value(json!({"metadata": {"uid": "claim-1"}})).unwrap();
+        let source = |modes: &[&str]| {
+            let csi = json!({"driver": "d", "volumeHandle": "h", "fsType": "ext4"});
+            let spec = json!({"claimRef": {"uid": "claim-1"}, "csi": csi, "accessModes": modes});
+            let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
+            let source = PersistentSource::of(&claim_ref, &claim, &volume, None).unwrap();
+            let PersistentKind::Csi(volume) = source.kind else { panic!("another kind") };
+            (volume.access_mode, volume.is_given_to_group(false))
+        };
+        for (modes, expected) in [
+            (&["ReadWriteOnce"][..], (AccessMode::ReadWriteOnce, true)),
+            (&["ReadWriteMany", "ReadWriteOnce"], (AccessMode::ReadWriteMany, true)),
+            (&["ReadOnlyMany", "ReadWriteOncePod"], (AccessMode::ReadOnlyMany, true)),
+            (&["ReadOnlyMany", "ReadWriteMany"], (AccessMode::ReadOnlyMany, false)),
+        ] {
+            assert_eq!(source(modes), expected, "{modes:?}");
+        }
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub struct CsiVolume {
     pub access_mode: AccessMode,
     /// Of all its access modes.
     pub widest_access: AccessMode,
+    /// One of its access modes is for one node.
+    pub has_single_node_mode: bool,
     /// The SELinux label that pods want for its files.
     pub label: Option<String>,
     /// It is mounted with the label.
@@ -78,6 +80,11 @@ impl AccessMode {
             "ReadWriteOncePod" => AccessMode::ReadWriteOncePod,
             _ => return None,
         })
+    }
+
+    /// Upstream: `hasReadWriteOnce`.
+    pub fn is_single_node(self) -> bool {
+        matches!(self, AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod)
     }
 
     /// As metrics have it.
@@ -214,6 +221,7 @@ impl CsiVolume {
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode,
             widest_access: access_mode,
+            has_single_node_mode: access_mode.is_single_node(),
             label: None,
             is_labelled: false,
             mount_options: Vec::new(),
@@ -236,6 +244,7 @@ impl CsiVolume {
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode: AccessMode::ReadWriteOnce,
             widest_access: AccessMode::ReadWriteOnce,
+            has_single_node_mode: true,
             label: None,
             is_labelled: false,
             mount_options: Vec::new(),
@@ -268,10 +277,7 @@ impl CsiVolume {
         match self.rules.fs_group {
             FsGroupPolicy::None => false,
             FsGroupPolicy::File => true,
-            FsGroupPolicy::ReadWriteOnceWithFsType => {
-                let is_single = matches!(self.access_mode, AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod);
-                is_single && !self.fs_type.is_empty()
-            }
+            FsGroupPolicy::ReadWriteOnceWithFsType => self.has_single_node_mode && !self.fs_type.is_empty(),
         }
     }
 }
