@@ -112,11 +112,15 @@ fn next_step(
 ) -> NextStep {
     let name = volume.name.clone();
     if context.devices.is_taken(&record.id.uid, source) {
+        let (reason, step) = match source.is_block() {
+            true => (event_reasons::FAILED_MAP_VOLUME, "MapVolume.SetUpDevice"),
+            false => (event_reasons::FAILED_MOUNT_VOLUME, "MountVolume.SetUp"),
+        };
         let message = format!(
-            "MountVolume.SetUp failed for volume {:?} : volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+            "{step} failed for volume {:?} : volume uses the ReadWriteOncePod access mode and is already in use by another pod",
             source.name
         );
-        wait_with_event(&record, WaitsFor::ExclusiveVolume(name), event_reasons::FAILED_MOUNT_VOLUME, message, plan);
+        wait_with_event(&record, WaitsFor::ExclusiveVolume(name), reason, message, plan);
         return NextStep::Wait;
     }
     match context.devices.state(source, context.node, now) {

@@ -374,6 +374,24 @@ fn volume_that_cannot_be_set_up_delays_no_claim_of_a_running_pod() {
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume w, set up volume x, resolve claim v");
 }
 
+#[test]
+fn wait_for_a_volume_of_one_pod_is_told_in_upstreams_words() {
+    let words = |is_block| {
+        let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "sandbox gone");
+        with_volumes(&mut record, &["v"]);
+        let csi = serde_json::from_value(serde_json::json!({"driver": "d", "volumeHandle": "h"})).unwrap();
+        let volume = CsiVolume::persistent(&csi, AccessMode::ReadWriteOncePod, DriverRules::of(None));
+        let kind = PersistentKind::Csi(CsiVolume { is_block, ..volume });
+        let source = PersistentSource { is_exclusive: true, kind, ..(*host_path_volume("pv")).clone() };
+        record.volumes.entry("v".to_owned()).or_default().claimed = Some(Arc::new(source));
+        show_with_events(&sync_plan(&record, &facts))
+    };
+    let why =
+        r#"for volume \"pv\" : volume uses the ReadWriteOncePod access mode and is already in use by another pod""#;
+    assert_eq!(words(false), format!(r#"nothing, FailedMount "MountVolume.SetUp failed {why}"#));
+    assert_eq!(words(true), format!(r#"nothing, FailedMapVolume "MapVolume.SetUpDevice failed {why}"#));
+}
+
 fn host_path_volume(name: &str) -> Arc<PersistentSource> {
     let kind = PersistentKind::HostPath { path: "/disk".into(), must_be: HostPathType::Unchecked };
     let name = name.to_owned();
