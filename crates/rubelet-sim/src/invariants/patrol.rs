@@ -57,6 +57,9 @@ impl Rules {
         for (uid, view) in &snapshot.pods {
             if view.lifecycle == "Syncing" {
                 self.known.pods.entry(uid.as_str().to_owned()).or_insert(now);
+            } else {
+                // It may start over: a static pod that a shutdown rejected does when the shutdown is cancelled.
+                self.known.pods.remove(uid.as_str());
             }
             if let Some(grace) = self.asked_grace(uid.as_str(), view) {
                 let known = self.known.ends.entry(uid.as_str().to_owned()).or_insert((now, grace));

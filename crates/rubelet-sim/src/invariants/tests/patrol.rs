@@ -89,6 +89,14 @@ fn pod_that_does_not_start_breaks_a_rule() {
         waits(sim);
     };
     assert_eq!(broken_after(31, started), Vec::<&str>::new());
+    let starts_over = |sim: &mut SimState| {
+        waits(sim);
+        tells(sim, told("Terminated", "Failed", 0));
+        pass(sim, 100);
+        waits(sim);
+    };
+    assert_eq!(broken_after(31, starts_over), [RULE]);
+    assert_eq!(broken_after(29, starts_over), Vec::<&str>::new());
     let other = broken_after(31, |sim| {
         waits(sim);
         sim.rules.trouble.enter(Touched::Pod("u2".to_owned()));
