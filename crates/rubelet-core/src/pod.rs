@@ -427,6 +427,16 @@ impl PodRecord {
         self.container_records.entry(name.to_owned()).or_default()
     }
 
+    /// A pod that starts over counts its attempts on, and so its back-offs. Upstream's are kept by UID, and outlast the pod.
+    pub fn keep_back_offs(&mut self, earlier: &PodRecord) {
+        for (name, known) in &earlier.container_records {
+            self.container_mut(name).crash_loop.clone_from(&known.crash_loop);
+        }
+        for (id, known) in &earlier.instances {
+            self.instance_mut(id).finished_at = known.finished_at;
+        }
+    }
+
     /// The containers whose start was interrupted with a previous process. They are not among the facts.
     pub fn interrupted_starts(&self) -> impl Iterator<Item = (&String, &ContainerId)> {
         self.container_records

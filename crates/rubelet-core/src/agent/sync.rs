@@ -277,8 +277,9 @@ impl Agent {
         {
             let arrival = self.outbox.next_arrival();
             let pod = update_pod_from_allocation(pod, None);
-            let mut again = PodRecord::new(record.id, pod, Desired::By(source), arrival, now);
+            let mut again = PodRecord::new(record.id.clone(), pod, Desired::By(source), arrival, now);
             again.look = Look::Requested;
+            again.keep_back_offs(&record);
             self.records.insert(uid.clone(), again);
             // It may have been deleted while it terminated for another reason.
             self.pod_changed(uid, now);

@@ -506,6 +506,31 @@ fn pod_desired_again_starts_over_with_its_attempts() {
 }
 
 #[test]
+fn pod_desired_again_keeps_its_back_off() {
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    let crashed = "a: exit(1) 1s";
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected(crashed);
+    test.carried_out(&["MakePodDirs"], crashed);
+    test.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    test.carried_out(&["StartContainer"], "a: exit(1), running 0s");
+    test.config(&[]);
+    test.config(&[web("u1")]);
+    test.carried_out(&["StopContainer"], "a: exit(1), exit(137) 0s");
+    let dead = "sandbox notready 60s; a: exit(1), exit(137) 0s";
+    test.carried_out(&["StopSandbox", "TearDownVolumes", "RemovePodCgroup"], dead);
+    assert_eq!(test.lifecycle("u1"), "Syncing", "it starts over");
+    test.carried_out(&["StopSandbox", "MakePodDirs"], dead);
+    test.carried_out(&["RunSandbox"], "a: exit(1), exit(137) 0s");
+    for (secs, is_started) in [(9, false), (1, true)] {
+        test.at_secs += secs;
+        test.handle(Event::Due);
+        assert_eq!(test.pending().contains(&"InspectImage"), is_started, "{:?}", test.pending());
+    }
+}
+
+#[test]
 fn a_removed_static_pod_leaves_nothing_after_a_minute() {
     let mut test = TestAgent::new(Settings::for_node("node"));
     test.config(&[web("u1")]);
