@@ -95,6 +95,7 @@ type Row = (&'static str, &'static str, fn(&Cost) -> f64);
 
 const ROWS: &[Row] = &[
     ("pods run, the agent killed meanwhile", "s", |cost| cost.crowd.start_secs),
+    ("containers of them started again", "", |cost| cost.crowd.restarts as f64),
     ("pods deleted, nothing of them left", "s", |cost| cost.crowd.end_secs),
     ("the agent's processor for them", "s", |cost| cost.crowd.cpu_secs),
     ("files get the group of their pod", "s", |cost| cost.files.start_secs),
@@ -104,10 +105,10 @@ const ROWS: &[Row] = &[
 
 fn show(agents: &[(&str, Program)], costs: &[Cost]) {
     for (what, unit, of) in ROWS {
-        let figures: Vec<_> =
-            agents.iter().zip(costs).map(|((name, _), cost)| format!("{name} {:.1} {unit}", of(cost))).collect();
+        let figure = |name: &str, cost| format!("{name} {:.1} {unit}", of(cost)).trim_end().to_owned();
+        let figures: Vec<_> = agents.iter().zip(costs).map(|((name, _), cost)| figure(name, cost)).collect();
         let ratio = match costs {
-            [ours, theirs] => format!(" ({:.2} times)", of(ours) / of(theirs)),
+            [ours, theirs] if of(theirs) > 0.0 => format!(" ({:.2} times)", of(ours) / of(theirs)),
             _ => String::new(),
         };
         println!("{what}: {}{ratio}", figures.join(", "));

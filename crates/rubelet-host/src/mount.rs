@@ -9,13 +9,15 @@ mod sub_path;
 use std::{
     collections::BTreeSet,
     ffi::{CString, OsString},
-    io,
+    fs::File,
+    io::{self, Read as _, Seek as _},
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{AtFlags, CWD},
     io::Errno,
     mount::{MountFlags, MountPropagationFlags, UnmountFlags},
@@ -44,8 +46,7 @@ pub struct Mount {
 /// Mount points at or below `path`, deepest first. A missing path has none.
 pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     let Some(path) = resolved(path)? else { return Ok(Vec::new()) };
-    let mut points: Vec<PathBuf> =
-        mount_table()?.into_iter().map(|mount| mount.point).filter(|point| point.starts_with(&path)).collect();
+    let mut points: Vec<PathBuf> = points()?.iter().filter(|point| point.starts_with(&path)).cloned().collect();
     // Of two mounts on one point the table lists the upper one last; it must be unmounted first.
     points.reverse();
     points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
@@ -204,19 +205,68 @@ fn top_mount(path: &Path) -> io::Result<Option<Mount>> {
     Ok(mount_table()?.into_iter().rfind(|mount| mount.point == path))
 }
 
+/// The mount points as they were read, and the file that tells when others are mounted. It tells nothing of attributes, nor of a
+/// renamed directory above one, which the agent does not do.
+struct KnownPoints {
+    table: File,
+    points: Arc<[PathBuf]>,
+}
+
+/// The kernel takes milliseconds to write a table of hundreds of lines, and every volume is looked for in it.
+static KNOWN: Mutex<Option<KnownPoints>> = Mutex::new(None);
+
+fn points() -> io::Result<Arc<[PathBuf]>> {
+    // Who holds it is reading, and may be held up: others read for themselves.
+    let mut known = match KNOWN.try_lock() {
+        Ok(known) => Some(known),
+        Err(TryLockError::Poisoned(known)) => Some(known.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    };
+    if let Some(KnownPoints { table, points }) = known.as_deref().and_then(Option::as_ref)
+        && !has_changed(table)?
+    {
+        return Ok(points.clone());
+    }
+    let Reading { table, lines, is_consistent } = read_table()?;
+    let points: Arc<[PathBuf]> = parse(&lines).into_iter().map(|mount| mount.point).collect();
+    if let Some(known) = &mut known {
+        **known = is_consistent.then(|| KnownPoints { table, points: points.clone() });
+    }
+    Ok(points)
+}
+
 pub(crate) fn mount_table() -> io::Result<Vec<Mount>> {
-    // The kernel hands the table out in pieces, and a change between two pieces can hide a line. Two equal readings are
-    // consistent; on a node whose mounts keep changing the last one is used.
+    Ok(parse(&read_table()?.lines))
+}
+
+struct Reading {
+    table: File,
+    lines: Vec<u8>,
+    is_consistent: bool,
+}
+
+/// The kernel hands the table out in pieces, and a change between two pieces can hide a line. A reading without a change is
+/// consistent; on a node whose mounts keep changing the last one is used.
+fn read_table() -> io::Result<Reading> {
     const READINGS: usize = 5;
-    let mut last = std::fs::read("/proc/self/mountinfo")?;
-    for _ in 1..READINGS {
-        let next = std::fs::read("/proc/self/mountinfo")?;
-        if next == last {
+    let mut reading = Reading { table: File::open("/proc/self/mountinfo")?, lines: Vec::new(), is_consistent: false };
+    for _ in 0..READINGS {
+        reading.lines.clear();
+        reading.table.rewind()?;
+        reading.table.read_to_end(&mut reading.lines)?;
+        reading.is_consistent = !has_changed(&reading.table)?;
+        if reading.is_consistent {
             break;
         }
-        last = next;
     }
-    Ok(parse(&last))
+    Ok(reading)
+}
+
+/// Something was mounted or unmounted since the file was opened, or since this was asked of it.
+fn has_changed(table: &File) -> io::Result<bool> {
+    let mut asked = [PollFd::new(table, PollFlags::PRI)];
+    poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(asked[0].revents().intersects(PollFlags::PRI | PollFlags::ERR))
 }
 
 /// Lines as in proc(5): `36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/root rw`.
@@ -336,6 +386,28 @@ short line
         mounter.unmount(&path).unwrap();
         mounter.unmount(&path).unwrap();
         assert_eq!(mounts_below(dir.path()).unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn every_change_of_mounts_is_seen_at_once() {
+        need_root();
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        std::thread::scope(|scope| {
+            for number in 0..3 {
+                let path = dir.join(number.to_string());
+                scope.spawn(move || {
+                    fs::create_dir(&path).unwrap();
+                    let _guard = MountGuard(path.clone());
+                    for _ in 0..50 {
+                        rustix::mount::mount("tmpfs", &path, "tmpfs", MountFlags::empty(), None).unwrap();
+                        assert_eq!(mounts_below(&path).unwrap(), [path.clone()]);
+                        rustix::mount::unmount(&path, UnmountFlags::empty()).unwrap();
+                        assert_eq!(mounts_below(&path).unwrap(), Vec::<PathBuf>::new());
+                    }
+                });
+            }
+        });
     }
 
     #[test]
