@@ -401,7 +401,7 @@ short line
                     let _guard = MountGuard(path.clone());
                     for _ in 0..50 {
                         rustix::mount::mount("tmpfs", &path, "tmpfs", MountFlags::empty(), None).unwrap();
-                        assert_eq!(mounts_below(&path).unwrap(), [path.clone()]);
+                        assert_eq!(mounts_below(&path).unwrap(), std::slice::from_ref(&path));
                         rustix::mount::unmount(&path, UnmountFlags::empty()).unwrap();
                         assert_eq!(mounts_below(&path).unwrap(), Vec::<PathBuf>::new());
                     }
