@@ -269,7 +269,8 @@ async fn remove(world: &World, target: &Path, dir: &Path) -> Result<(), EffectEr
     super::remove_dir(world, dir, &[DATA_FILE]).await
 }
 
-/// Removes directories that no call was made for. One that a call is just being prepared for has its file, and stays.
+/// Removes directories that no call was made for. One that a call is just being prepared for stays once it has its file; before,
+/// the file cannot be written, and the call is prepared again.
 pub(super) async fn remove_unused(world: &World, dir: &Path) {
     if logged(dir, check_unmounted(world, dir).await) {
         for dir in [&dir.join(STAGING), &dir.join("data"), dir] {
