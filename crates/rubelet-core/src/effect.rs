@@ -141,6 +141,8 @@ pub enum ErrorKind {
     Retry,
     /// As `Retry`; a CSI driver may have done it all the same, or may still do it.
     Uncertain,
+    /// As `Retry`; a CSI driver's answer, after which nothing of the call goes on.
+    FailedByDriver,
     /// The runtime or the API server cannot be reached.
     Unavailable,
     /// No response in time: the call or the server may be slow.

@@ -324,6 +324,7 @@ impl Images {
                     ErrorKind::Reject(reason) => *reason,
                     ErrorKind::Retry
                     | ErrorKind::Uncertain
+                    | ErrorKind::FailedByDriver
                     | ErrorKind::Unavailable
                     | ErrorKind::TimedOut
                     | ErrorKind::MissingObject
@@ -379,6 +380,7 @@ impl Images {
             ErrorKind::Reject(reason) => *reason,
             ErrorKind::Retry
             | ErrorKind::Uncertain
+            | ErrorKind::FailedByDriver
             | ErrorKind::Unavailable
             | ErrorKind::TimedOut
             | ErrorKind::MissingObject

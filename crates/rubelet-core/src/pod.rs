@@ -194,6 +194,7 @@ impl Cure {
                 _,
                 ErrorKind::Retry
                 | ErrorKind::Uncertain
+                | ErrorKind::FailedByDriver
                 | ErrorKind::Unavailable
                 | ErrorKind::TimedOut
                 | ErrorKind::Reject(_)
@@ -214,6 +215,9 @@ const REMOVALS_UNTIL_STUCK: u32 = 3;
 /// First wait after a failed operation on a volume, doubled up to `VOLUME_RETRY_MAX`, as upstream.
 const VOLUME_RETRY_FIRST: Duration = Duration::from_millis(500);
 const VOLUME_RETRY_MAX: Duration = Duration::from_secs(122);
+/// The maximum for a claim that cannot be used yet: no watch shows a node that it is bound. Upstream reads it ten times per second,
+/// and goes on with the pod 10 s to 15 s later.
+const RESOLVE_RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl Failure {
     pub fn after(previous: Option<&Failure>, message: String, now: Now) -> Self {
@@ -226,6 +230,10 @@ impl Failure {
 
     pub fn of_volume(previous: Option<&Failure>, message: String, now: Now) -> Self {
         Failure::doubling(VOLUME_RETRY_FIRST, VOLUME_RETRY_MAX, previous, message, now)
+    }
+
+    pub fn of_resolve(previous: Option<&Failure>, message: String, now: Now) -> Self {
+        Failure::doubling(VOLUME_RETRY_FIRST, RESOLVE_RETRY_MAX, previous, message, now)
     }
 
     fn doubling(first: Duration, max: Duration, previous: Option<&Failure>, message: String, now: Now) -> Self {
@@ -269,6 +277,10 @@ pub struct VolumeRecord {
     pub expanded_bytes: Option<i64>,
     /// Its claim did not let it be expanded yet when it was last read.
     pub expansion_waits: bool,
+    /// The last expansion failed. The volume's other operations do not wait for the next one.
+    pub expansion_failure: Option<Failure>,
+    /// Why the volume cannot be set up yet, as the last plan found it.
+    pub waits_for: Option<WaitsFor>,
     /// What became of the SELinux label that the pod wants for it.
     pub label: LabelReport,
     /// When it was last asked why the volume is not attached.
@@ -291,6 +303,11 @@ impl VolumeRecord {
         let Some(source) = self.claimed.as_ref().filter(|source| source.is_expandable()) else { return false };
         let has_grown = |known: i64| source.size.as_ref().is_some_and(|size| size.volume_bytes > known);
         !self.expansion_waits && self.expanded_bytes.is_some_and(has_grown)
+    }
+
+    /// When it may be expanded.
+    pub fn expand_at(&self) -> Uptime {
+        self.expansion_failure.as_ref().map_or(Uptime::ZERO, |failure| failure.retry_at)
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     settings::NodeProfile,
     time::Now,
     volumes::{
-        claims::{self, PersistentSource},
+        claims::{self, PersistentKind, PersistentSource},
         devices::{Device, DeviceName, DeviceOptions, DeviceState, Devices},
         selinux::{self, LabelReport},
     },
@@ -134,8 +134,8 @@ pub(super) fn reject_for_attach_limit(record: &mut PodRecord, node: &Node, outbo
     record.rejected = Some(failure);
 }
 
-/// A volume that is found is given the SELinux label that the pod wants for it, unless that is wrong. One that is set up stays
-/// the same volume, with the label that it was set up with.
+/// A resolved volume gets the SELinux label that the pod's containers use; if they conflict, the step fails and the pod waits. One
+/// that is set up stays the same volume, with the label that it was set up with.
 pub(super) fn labelled(
     record: &mut PodRecord,
     op: &Op,
@@ -164,13 +164,25 @@ pub(super) fn labelled(
     }
 }
 
+/// A driver that is only busy or slow has not forgotten the device, and one that was not called has not either.
+fn may_be_unstaged(source: &PersistentSource, error: &EffectError) -> bool {
+    match &source.kind {
+        PersistentKind::Csi(_) => error.kind == ErrorKind::FailedByDriver,
+        PersistentKind::HostPath { .. }
+        | PersistentKind::Local(_)
+        | PersistentKind::Nfs(_)
+        | PersistentKind::Iscsi(_)
+        | PersistentKind::Fc(_)
+        | PersistentKind::Flex(_) => error.kind != ErrorKind::Uncertain,
+    }
+}
+
 /// What a pod's step on its volumes says of their devices.
 pub(super) fn note_step(devices: &mut Devices, uid: &PodUid, op: &Op, result: &Result<Facts, EffectError>) {
     let Op::Volume(op) = op else { return };
     match (op, result) {
         (VolumeOp::Resolve { .. }, Ok(Facts::Volume(source))) => devices.want(uid, source),
-        // A driver that is only busy or slow has not forgotten the device.
-        (VolumeOp::SetUp { claimed: Some(source), .. }, Err(error)) if error.kind != ErrorKind::Uncertain => {
+        (VolumeOp::SetUp { claimed: Some(source), .. }, Err(error)) if may_be_unstaged(source, error) => {
             devices.distrust(source);
         }
         (VolumeOp::TearDown(_), Ok(Facts::Remains(remains))) if *remains > Remains::Volumes => devices.release(uid),

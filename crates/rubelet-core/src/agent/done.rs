@@ -439,10 +439,12 @@ fn apply_result(
         return events.into_iter().collect();
     }
     let known = record.failures.get(subject);
-    let failure = match subject {
-        PodSubject::Volume(_) | PodSubject::Unmount(_) => Failure::of_volume(known, error.message.clone(), now),
-        _ => Failure::after(known, error.message.clone(), now),
+    let backed_off = match (subject, &flight.op) {
+        (_, Op::Volume(VolumeOp::Resolve { .. })) => Failure::of_resolve,
+        (PodSubject::Volume(_) | PodSubject::Unmount(_), _) => Failure::of_volume,
+        _ => Failure::after,
     };
+    let failure = backed_off(known, error.message.clone(), now);
     record.failures.insert(subject.clone(), Failure { cure: Cure::of(&flight.op, &error), ..failure });
     failed(record, &flight.op, &error)
 }
@@ -547,11 +549,6 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         Op::Volume(op @ (VolumeOp::Resolve { .. } | VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. })) => {
             vec![failed_volume(record, op, error)]
         }
-        Op::Volume(VolumeOp::Expand { source, .. }) => {
-            let message =
-                format!("NodeExpandVolume.NodeExpandVolume failed for volume {:?} : {}", source.name, error.message);
-            vec![about_pod(event_reasons::VOLUME_RESIZE_FAILED, message)]
-        }
         Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) => {
             vec![about_pod(event_reasons::FAILED_TO_KILL_POD, format!("error killing pod: {}", error.message))]
         }
@@ -567,7 +564,12 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
             | PodOp::RemoveSandbox { .. },
         )
         | Op::Container(ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_))
-        | Op::Volume(VolumeOp::CheckAttachLimit { .. } | VolumeOp::Stage { .. } | VolumeOp::Unstage { .. })
+        | Op::Volume(
+            VolumeOp::CheckAttachLimit { .. }
+            | VolumeOp::Expand { .. }
+            | VolumeOp::Stage { .. }
+            | VolumeOp::Unstage { .. },
+        )
         | Op::Node(_)
         | Op::Image(_)
         | Op::Log(_)
@@ -580,6 +582,7 @@ fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<
         ErrorKind::Reject(reason) => *reason,
         ErrorKind::Retry
         | ErrorKind::Uncertain
+        | ErrorKind::FailedByDriver
         | ErrorKind::Unavailable
         | ErrorKind::TimedOut
         | ErrorKind::MissingObject

@@ -213,6 +213,10 @@ impl Agent {
             record.enter(next, now);
         }
         record.waits_for = plan.waits_for;
+        let mut volume_waits = plan.volume_waits;
+        for (name, volume) in &mut record.volumes {
+            volume.waits_for = volume_waits.remove(name);
+        }
         record.wake_at = [plan.wake_at, record.probes.next_wakeup(now)].into_iter().flatten().min();
         if plan.image_volumes_settled {
             self.images.forget_volumes(uid);

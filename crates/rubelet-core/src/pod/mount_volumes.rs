@@ -26,8 +26,8 @@ use crate::{
     },
 };
 
-/// Upstream's time limit for all volumes of a pod, `podAttachAndMountTimeout`.
-const ATTACH_PATIENCE: Duration = Duration::from_secs(123);
+/// Upstream's time limit for all volumes of a pod.
+const POD_ATTACH_AND_MOUNT_TIMEOUT: Duration = Duration::from_secs(123);
 
 /// True when all volumes of the pod are set up; otherwise plans what can be done for them now.
 pub fn set_up_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) -> bool {
@@ -35,9 +35,9 @@ pub fn set_up_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut
     for volume in &missing {
         let subject = PodSubject::Volume(volume.name.clone());
         if plan.has_step(&subject) || record.is_busy(&subject, now) {
-            // While it is asked what the volume stands for, the wait goes on.
-            let wait = record.waits_for.as_ref().filter(|wait| wait.volume() == Some(&volume.name));
-            wait.into_iter().for_each(|wait| plan.wait_for(wait.clone()));
+            // While the volume is resolved again, the pod keeps its reason to wait.
+            let wait = record.volumes.get(&volume.name).and_then(|known| known.waits_for.clone());
+            wait.into_iter().for_each(|wait| plan.wait_for_volume(&volume.name, wait));
             continue;
         }
         let known = record.volumes.get(&volume.name);
@@ -46,9 +46,9 @@ pub fn set_up_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut
         } else if claims::is_resolved_first(volume) {
             // A claim, and an inline volume of a driver: the spec does not say all.
             let op = resolve(&record, volume.name.clone(), context);
-            plan.step(subject, op, "what the volume stands for is not known");
+            plan.step(subject, op, "the volume is not resolved");
         } else {
-            plan.step(subject, set_up(&record, volume, None), "the volume may be missing");
+            plan.step(subject, set_up(&record, volume.name.clone(), None), "the volume may be missing");
         }
     }
     if missing.is_empty() {
@@ -64,7 +64,7 @@ enum NextStep {
     Stage,
     /// The last try failed.
     BackOff,
-    /// Somebody else has to act.
+    /// For another pod, an unstage, or the attach/detach controller.
     Wait,
 }
 
@@ -87,11 +87,12 @@ fn claimed_volume(
     };
     if is_resolve_due {
         let op = resolve(&record, volume.name.clone(), context);
-        return plan.step(subject, op, "what the volume stands for may have changed");
+        return plan.step(subject, op, "the claim or its PersistentVolume may have changed");
     }
     match step {
         NextStep::SetUp => {
-            plan.step(subject, set_up(&record, volume, Some(source.clone())), "the volume may be missing");
+            let op = set_up(&record, volume.name.clone(), Some(source.clone()));
+            plan.step(subject, op, "the volume may be missing");
         }
         NextStep::Stage => {
             let options = DeviceOptions { group: volumes::fs_group(record.spec()) };
@@ -120,13 +121,17 @@ fn next_step(
             "{step} failed for volume {:?} : volume uses the ReadWriteOncePod access mode and is already in use by another pod",
             source.name
         );
-        wait_with_event(&record, WaitsFor::ExclusiveVolume(name), reason, message, plan);
+        let waits_for = WaitsFor::ExclusiveVolume(name);
+        match context.devices.are_listed() {
+            true => wait_with_event(&record, &volume.name, waits_for, (reason, message), plan),
+            false => plan.wait_for(waits_for),
+        }
         return NextStep::Wait;
     }
     match context.devices.state(source, context.node, now) {
         DeviceState::Staged => return NextStep::SetUp,
         DeviceState::NotAttached => {
-            plan.wait_for(WaitsFor::Attachment(name));
+            plan.wait_for_volume(&volume.name, WaitsFor::Attachment(name));
             check_attach_limit(record, volume, source, now, plan);
         }
         DeviceState::OtherLabel => {
@@ -135,35 +140,46 @@ fn next_step(
                 "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], failed to process volumes=[]: \
                  waiting for unmount of volume {device:?}, because it is already mounted to a different pod with a different SELinux label"
             );
-            wait_with_event(&record, WaitsFor::OtherLabel(name), event_reasons::FAILED_MOUNT_VOLUME, message, plan);
+            let event = (event_reasons::FAILED_MOUNT_VOLUME, message);
+            wait_with_event(&record, &volume.name, WaitsFor::OtherLabel(name), event, plan);
         }
         DeviceState::NeedsController => {
-            let volume = &source.name;
             let message = format!(
-                "AttachVolume.Attach failed for volume {volume:?} : attaching volumes from the kubelet is not supported"
+                "AttachVolume.Attach failed for volume {:?} : attaching volumes from the kubelet is not supported",
+                source.name
             );
-            wait_with_event(&record, WaitsFor::Controller(name), event_reasons::FAILED_ATTACH_VOLUME, message, plan);
+            let event = (event_reasons::FAILED_ATTACH_VOLUME, message);
+            wait_with_event(&record, &volume.name, WaitsFor::Controller(name), event, plan);
         }
         DeviceState::Unstaged => return NextStep::Stage,
         DeviceState::Failed(failure) => {
             plan.wake_by(failure.retry_at);
-            plan.wait_for(WaitsFor::Device { volume: name, message: failure.message.clone() });
+            let waits_for = WaitsFor::Device { volume: name, message: failure.message.clone() };
+            plan.wait_for_volume(&volume.name, waits_for);
             return NextStep::BackOff;
         }
     }
     NextStep::Wait
 }
 
-/// The event is recorded when the wait begins.
-fn wait_with_event(record: &PodRecord, waits_for: WaitsFor, reason: &str, message: String, plan: &mut Plan) {
-    if record.waits_for.as_ref() != Some(&waits_for) {
+/// The event is recorded when the volume's wait begins, whatever else the pod waits for.
+fn wait_with_event(
+    record: &PodRecord,
+    volume: &str,
+    waits_for: WaitsFor,
+    (reason, message): (&str, String),
+    plan: &mut Plan,
+) {
+    let known = record.volumes.get(volume).and_then(|known| known.waits_for.as_ref());
+    if ![known, plan.volume_waits.get(volume)].contains(&Some(&waits_for)) {
         let about = InvolvedObject::Pod(record.id.clone());
         plan.events.push(EventRecord::new(about, Severity::Warning, reason, message));
     }
-    plan.wait_for(waits_for);
+    plan.wait_for_volume(volume, waits_for);
 }
 
-/// Asks why a volume is not attached, each time the pod has waited so long. A pod that runs is not rejected.
+/// Checks the attach limit after every `POD_ATTACH_AND_MOUNT_TIMEOUT` without an attachment. Not for a running pod, which is never
+/// rejected.
 fn check_attach_limit(
     record: PodState<'_>,
     volume: &Volume,
@@ -176,7 +192,7 @@ fn check_attach_limit(
         return;
     }
     let last = record.volumes.get(&volume.name).and_then(|known| known.limit_checked_at);
-    let due = last.unwrap_or(record.since.uptime) + ATTACH_PATIENCE;
+    let due = last.unwrap_or(record.since.uptime) + POD_ATTACH_AND_MOUNT_TIMEOUT;
     if due > now.uptime {
         return plan.wake_by(due);
     }
@@ -185,8 +201,8 @@ fn check_attach_limit(
     plan.step(PodSubject::Volume(name), op, "the volume is still not attached");
 }
 
-fn set_up(record: &PodRecord, volume: &Volume, claimed: Option<Arc<PersistentSource>>) -> VolumeOp {
-    let (pod, uid, volume) = (record.pod.clone(), record.id.uid.clone(), volume.name.clone());
+fn set_up(record: &PodRecord, volume: String, claimed: Option<Arc<PersistentSource>>) -> VolumeOp {
+    let (pod, uid) = (record.pod.clone(), record.id.uid.clone());
     VolumeOp::SetUp { pod, uid, volume, claimed }
 }
 
@@ -216,15 +232,20 @@ pub fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mu
         if record.is_busy(&subject, now) {
             continue;
         }
-        let (pod, uid, volume_name) = (record.pod.clone(), record.id.uid.clone(), name.clone());
-        if volume.is_expansion_due() {
-            let op = VolumeOp::Expand { pod, uid, volume: volume_name, source: source.clone() };
+        let (is_expansion_due, expand_at) = (volume.is_expansion_due(), volume.expand_at());
+        if volume.is_republish_due {
+            // First: the driver's tokens expire.
+            let op = set_up(&record, name.clone(), Some(source.clone()));
+            plan.step(subject, op, "its CSIDriver sets requiresRepublish");
+        } else if is_expansion_due && expand_at <= now.uptime {
+            let (pod, uid) = (record.pod.clone(), record.id.uid.clone());
+            let op = VolumeOp::Expand { pod, uid, volume: name.clone(), source: source.clone() };
             plan.step(subject, op, "the persistent volume has grown");
-        } else if volume.is_republish_due {
-            let op = VolumeOp::SetUp { pod, uid, volume: volume_name, claimed: Some(source.clone()) };
-            plan.step(subject, op, "its driver wants it to be published again");
         } else if is_due {
-            plan.step(subject, resolve(&record, volume_name, context), "what it stands for may have changed");
+            let op = resolve(&record, name.clone(), context);
+            plan.step(subject, op, "the claim or its PersistentVolume may have changed");
+        } else if is_expansion_due {
+            plan.wake_by(expand_at);
         }
     }
 }
@@ -238,8 +259,7 @@ fn refresh_files(record: PodState<'_>, plan: &mut Plan, now: Now) {
     if !missing.is_empty() {
         for volume in ready.into_iter().filter(|name| !is_busy(name)) {
             let subject = PodSubject::Volume(volume.clone());
-            let op = VolumeOp::SetUp { pod: pod.clone(), uid: uid.clone(), volume, claimed: None };
-            plan.step(subject, op, "what it is made of may have changed");
+            plan.step(subject, set_up(&record, volume, None), "what it is made of may have changed");
         }
     } else if !ready.is_empty() && !record.flights.contains(&PodSubject::Volumes) && !ready.iter().any(is_busy) {
         let op = VolumeOp::Refresh { pod: pod.clone(), uid: uid.clone() };

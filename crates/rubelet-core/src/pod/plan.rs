@@ -82,6 +82,8 @@ pub struct Plan {
     pub wake_at: Option<Uptime>,
     /// `None` when it waits for nothing.
     pub waits_for: Option<WaitsFor>,
+    /// What each volume that cannot be set up waits for, by its name.
+    pub volume_waits: BTreeMap<String, WaitsFor>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +101,11 @@ impl Plan {
     /// Only the first is reported.
     pub fn wait_for(&mut self, what: WaitsFor) {
         self.waits_for.get_or_insert(what);
+    }
+
+    pub fn wait_for_volume(&mut self, volume: &str, what: WaitsFor) {
+        self.wait_for(what.clone());
+        self.volume_waits.insert(volume.to_owned(), what);
     }
 
     /// A step on the subject is planned already.

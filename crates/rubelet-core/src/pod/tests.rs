@@ -17,7 +17,7 @@ use crate::{
     effect::{EffectError, ErrorKind, Facts, ImageFacts, Reason},
     event::Source,
     flights::{Flights, PodSubject, Subject},
-    id::{ContainerId, PodRef},
+    id::{ContainerId, PodRef, PodUid},
     images::Images,
     observation::{PodFacts, Remains, RuntimeStatus},
     op::{ContainerOp, Op, PodOp, VolumeOp},
@@ -124,6 +124,16 @@ fn sync_plan_with(images: &Images, record: &TestPod, facts: &PodFacts) -> Plan {
 }
 
 fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, reported: Option<&PodStatus>) -> Plan {
+    sync_plan_on(&Devices::default(), images, record, facts, reported)
+}
+
+fn sync_plan_on(
+    devices: &Devices,
+    images: &Images,
+    record: &TestPod,
+    facts: &PodFacts,
+    reported: Option<&PodStatus>,
+) -> Plan {
     let settings = Settings::for_node("node");
     let (runtime, cgroups) = (&RuntimeStatus::default(), CgroupTree::new(&settings, None));
     let context = SyncContext {
@@ -133,7 +143,7 @@ fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, reported: O
         runtime,
         cgroups,
         settings: &settings,
-        devices: &Devices::default(),
+        devices,
         node: None,
         reported,
     };
@@ -330,12 +340,27 @@ fn claimed_volume_is_resolved_again_then_published_again_or_expanded() {
     known(&mut record, "1Gi");
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v");
     known(&mut record, "2Gi");
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v", "its tokens expire");
+    record.volumes.get_mut("v").expect("a volume").is_republish_due = false;
     assert_eq!(show(&sync_plan(&record, &facts)), "expand volume v");
+    // An expansion that fails delays neither of the others.
+    let known = record.volumes.get_mut("v").expect("a volume");
+    let failure = Failure::of_volume(None, "no space".to_owned(), now());
+    (known.is_republish_due, known.expansion_failure) = (true, Some(failure.clone()));
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v");
+    record.volumes.get_mut("v").expect("a volume").is_republish_due = false;
+    let plan = sync_plan(&record, &facts);
+    assert_eq!((show(&plan).as_str(), plan.wake_at), ("nothing", Some(failure.retry_at)));
+    record.refresh_at = Some(now().uptime);
+    assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
+    record.refresh_at = Some(now().uptime + Duration::from_secs(1));
     // The controller has not written yet that the node is next, or has to make the volume smaller again.
     let known = record.volumes.get_mut("v").expect("a volume");
-    (known.is_republish_due, known.expansion_waits) = (false, true);
+    (known.expansion_failure, known.expansion_waits) = (None, true);
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
-    record.volumes.get_mut("v").expect("a volume").resolved(&source("2Gi"), now());
+    let known = record.volumes.get_mut("v").expect("a volume");
+    known.resolved(&source("2Gi"), now());
+    known.is_republish_due = false;
     assert_eq!(show(&sync_plan(&record, &facts)), "expand volume v");
 }
 
@@ -383,8 +408,14 @@ fn wait_for_a_volume_of_one_pod_is_told_in_upstreams_words() {
         let volume = CsiVolume::persistent(&csi, AccessMode::ReadWriteOncePod, DriverRules::of(None));
         let kind = PersistentKind::Csi(CsiVolume { is_block, ..volume });
         let source = PersistentSource { is_exclusive: true, kind, ..(*host_path_volume("pv")).clone() };
-        record.volumes.entry("v".to_owned()).or_default().claimed = Some(Arc::new(source));
-        show_with_events(&sync_plan(&record, &facts))
+        let source = Arc::new(source);
+        record.volumes.entry("v".to_owned()).or_default().claimed = Some(source.clone());
+        assert_eq!(show_with_events(&sync_plan(&record, &facts)), "nothing", "the disk was not looked at yet");
+        let mut devices = Devices::default();
+        devices.want(&PodUid::new("other"), &source);
+        devices.look_due(now());
+        devices.listed(Vec::new());
+        show_with_events(&sync_plan_on(&devices, &Images::default(), &record, &facts, None))
     };
     let why =
         r#"for volume \"pv\" : volume uses the ReadWriteOncePod access mode and is already in use by another pod""#;

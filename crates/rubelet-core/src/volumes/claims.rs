@@ -34,7 +34,7 @@ pub const CSI_PLUGIN: &str = "kubernetes.io~csi";
 /// The directories of block devices have this name.
 pub const VOLUME_DEVICES: &str = "volumeDevices";
 const GROUP_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
-/// Beats `spec.mountOptions`.
+/// Overrides `spec.mountOptions`, but for CSI volumes.
 const MOUNT_OPTIONS_ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
 const PROTECTION_FINALIZER: &str = "kubernetes.io/pvc-protection";
 
@@ -123,7 +123,8 @@ fn is_made_for(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
 pub struct PersistentSource {
     /// The name of the PersistentVolume; of an inline volume, its name in the pod.
     pub name: String,
-    /// The claim or the volume says so; the containers' mounts are read-only then.
+    /// The pod's volume says so; the containers' mounts are read-only then. As upstream, `readOnly` of a PersistentVolume's CSI
+    /// source is for the controller alone.
     pub read_only: bool,
     /// One pod at a time may use it: `ReadWriteOncePod` is its only access mode.
     pub is_exclusive: bool,
@@ -186,6 +187,8 @@ impl PersistentSource {
             let widest_access = AccessMode::widest(modes()).unwrap_or(mode);
             let has_single_node_mode = modes().any(AccessMode::is_single_node);
             let volume = CsiVolume::persistent(source, mode, DriverRules::of(driver));
+            // Upstream does not give drivers the options of the annotation.
+            let mount_options = spec.mount_options.clone().unwrap_or_default();
             PersistentKind::Csi(CsiVolume { mount_options, is_block, widest_access, has_single_node_mode, ..volume })
         } else {
             let kind = in_tree::kind(&name, spec, &claim_ref.namespace, &mount_options)?;
@@ -199,10 +202,9 @@ impl PersistentSource {
     }
 
     /// An inline volume of a CSI driver.
-    pub fn inline(name: &str, volume: CsiVolume) -> Self {
-        let (name, read_only) = (name.to_owned(), volume.read_only);
+    pub fn inline(name: &str, read_only: bool, volume: CsiVolume) -> Self {
         PersistentSource {
-            name,
+            name: name.to_owned(),
             read_only,
             is_exclusive: false,
             kind: PersistentKind::Csi(volume),
@@ -546,6 +548,28 @@ mod tests {
         ] {
             assert_eq!(source(modes), expected, "{modes:?}");
         }
+    }
+
+    #[test]
+    fn persistent_volume_of_a_driver_is_mounted_as_upstream_mounts_it() {
+        let (pod, volume) = pod(&json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}}));
+        let claim_ref = ClaimRef::of(&pod, &volume).unwrap();
+        let claim = serde_json::from_value(json!({"metadata": {"uid": "claim-1"}})).unwrap();
+        let annotations = json!({"pv.beta.kubernetes.io/gid": "4711", MOUNT_OPTIONS_ANNOTATION: "sync,ro"});
+        let source = |field: &str, value: Value| {
+            let mut spec = json!({"claimRef": {"uid": "claim-1"}, "mountOptions": ["noatime"]});
+            spec[field] = value;
+            let volume = json!({"metadata": {"name": "pv", "annotations": annotations}, "spec": spec});
+            PersistentSource::of(&claim_ref, &claim, &serde_json::from_value(volume).unwrap(), None).unwrap()
+        };
+        let csi = source("csi", json!({"driver": "d", "volumeHandle": "h", "readOnly": true}));
+        let PersistentKind::Csi(volume) = &csi.kind else { panic!("another kind") };
+        assert_eq!(volume.mount_options, ["noatime"], "not those of the annotation");
+        assert!(!csi.read_only, "the pod does not say so");
+        assert_eq!(csi.group, Some(4711));
+        let nfs = source("nfs", json!({"server": "s", "path": "/"}));
+        let PersistentKind::Nfs(volume) = &nfs.kind else { panic!("another kind") };
+        assert!(volume.options(false).contains(&"sync".to_owned()), "{volume:?}");
     }
 
     #[test]

@@ -24,8 +24,6 @@ pub struct CsiVolume {
     pub lifecycle: CsiLifecycle,
     /// Empty leaves it to the driver.
     pub fs_type: String,
-    /// The volume says so, whatever the claim or the containers say.
-    pub read_only: bool,
     /// Its block device is used, and no file system.
     pub is_block: bool,
     pub attributes: BTreeMap<String, String>,
@@ -216,7 +214,6 @@ impl CsiVolume {
             handle: source.volume_handle.clone(),
             lifecycle: CsiLifecycle::Persistent,
             fs_type: source.fs_type.clone().unwrap_or_default(),
-            read_only: source.read_only.unwrap_or(false),
             is_block: false,
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode,
@@ -239,7 +236,6 @@ impl CsiVolume {
             handle,
             lifecycle: CsiLifecycle::Ephemeral,
             fs_type: source.fs_type.clone().unwrap_or_default(),
-            read_only: source.read_only.unwrap_or(false),
             is_block: false,
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode: AccessMode::ReadWriteOnce,
@@ -271,7 +267,7 @@ impl CsiVolume {
 
     /// The pod's fsGroup is applied by changing the owner of files. `delegated`: the driver mounts it with the group itself.
     pub fn is_given_to_group(&self, delegated: bool) -> bool {
-        if delegated || self.read_only {
+        if delegated {
             return false;
         }
         match self.rules.fs_group {

@@ -265,14 +265,19 @@ impl Devices {
         }
     }
 
-    /// One of the pod's volumes is unmounted, which is called so in its directory.
+    /// One of the pod's volumes is unmounted, which is called so in its directory. A pod that a previous process served wants
+    /// no device here; the last look shows whether it had one.
     pub fn release_volume(&mut self, pod: &PodUid, volume: &str) {
-        let Some(names) = self.by_pod.get_mut(pod) else { return };
         let is_it = |name: &DeviceName| self.wanted.get(name).is_some_and(|wanted| wanted.source.name == volume);
-        let Some(name) = names.iter().find(|name| is_it(name)).cloned() else { return };
-        names.remove(&name);
-        self.drop_user(&name, pod);
-        self.request_look();
+        let names = self.by_pod.get_mut(pod);
+        let wanted = names.and_then(|names| names.iter().find(|name| is_it(name)).cloned().and_then(|it| names.take(&it)));
+        if let Some(name) = &wanted {
+            self.drop_user(name, pod);
+        }
+        let was_found = self.found.iter().flat_map(BTreeMap::values).any(|found| found.pods.contains(pod));
+        if wanted.is_some() || was_found {
+            self.request_look();
+        }
     }
 
     fn drop_user(&mut self, name: &DeviceName, pod: &PodUid) {
@@ -347,10 +352,17 @@ impl Devices {
         self.wanted.get(name).map(|wanted| wanted.pods.clone()).unwrap_or_default()
     }
 
-    /// The pods that want a device which is not staged.
+    /// The pods that want a device which is not staged, or which serves one pod only and may be free now.
     pub fn waiting_pods(&self) -> Vec<PodUid> {
-        let waiting = self.wanted.iter().filter(|(name, _)| !self.staged.contains(name));
+        let may_wait =
+            |name: &DeviceName, wanted: &Wanted| wanted.source.is_exclusive || !self.staged.contains(name);
+        let waiting = self.wanted.iter().filter(|(name, wanted)| may_wait(name, wanted));
         waiting.flat_map(|(_, wanted)| wanted.pods.iter().cloned()).collect()
+    }
+
+    /// A look has shown which pods of a previous process have devices.
+    pub fn are_listed(&self) -> bool {
+        self.found.is_some()
     }
 
     /// Another pod uses a volume that only one pod may use: one that a previous process served, or one that came first.
@@ -394,10 +406,13 @@ impl Devices {
     pub fn failed(&mut self, name: &DeviceName, message: String, now: Now) {
         let failure = Failure::of_volume(self.failures.get(name), message, now);
         self.failures.insert(name.clone(), failure);
+        // A label that it was to be mounted with keeps other pods waiting until a look shows that it is not.
+        let mut has_label = false;
         if let Some(begun) = self.begun.get_mut(name) {
             begun.is_under_way = false;
+            has_label = begun.context.is_some();
         }
-        if !self.wanted.contains_key(name) {
+        if has_label || !self.wanted.contains_key(name) {
             self.request_look();
         }
     }
@@ -475,9 +490,14 @@ impl Devices {
         }
         self.failures.retain(|name, _| self.wanted.contains_key(name) || found.contains_key(name));
         self.staged.retain(|name| self.wanted.contains_key(name) || found.contains_key(name));
-        // A look that began before the last change may not show it.
-        let may_stay = |name: &DeviceName| was_requested || self.wanted.contains_key(name) || found.contains_key(name);
-        self.begun.retain(|name, stage| stage.is_under_way || may_stay(name));
+        // A look that began before the last change may not show it. Each failure of a stage with a label is followed by a look,
+        // which shows whether the label counts.
+        let (wanted, staged) = (&self.wanted, &self.staged);
+        let may_stay = |name: &DeviceName, stage: &BegunStage| {
+            let is_wanted = wanted.contains_key(name) && (stage.context.is_none() || staged.contains(name));
+            stage.is_under_way || was_requested || is_wanted || found.contains_key(name)
+        };
+        self.begun.retain(|name, stage| may_stay(name, stage));
         self.found = Some(found);
     }
 
@@ -643,6 +663,36 @@ mod tests {
     }
 
     #[test]
+    fn volume_of_a_pod_of_a_previous_process_is_released_before_its_others() {
+        let (mut devices, pod) = (Devices::default(), PodUid::new("p"));
+        devices.look_due(now());
+        devices.listed(vec![found("a", &["p"]), found("hangs", &["p"])]);
+        devices.release_volume(&PodUid::new("other"), "pv-a");
+        assert!(!devices.look_due(now()), "that pod has no device");
+        devices.release_volume(&pod, "pv-a");
+        assert!(devices.look_due(now()));
+        devices.listed(vec![found("a", &[]), found("hangs", &["p"])]);
+        assert_eq!(unstaged_now(&devices), ["kubernetes.io/csi/d^a"]);
+    }
+
+    #[test]
+    fn label_of_a_failed_stage_counts_only_if_it_is_on_disk() {
+        let (mut devices, pod, name) = (Devices::default(), PodUid::new("p"), DeviceName::of(&device("h")));
+        let labelled = |label: &str| Arc::new((*source("h")).clone().with_label(Some(label.to_owned()), true));
+        let ready = node(&["h"], &["h"]);
+        devices.look_due(now());
+        devices.listed(Vec::new());
+        devices.want(&pod, &labelled("one"));
+        devices.begin_stage(&labelled("one"));
+        devices.failed(&name, "no such option".to_owned(), now());
+        devices.want(&pod, &source("h"));
+        assert_eq!(devices.state(&source("h"), Some(&ready), later(1_000)), DeviceState::OtherLabel, "it may be there");
+        assert!(devices.look_due(now()));
+        devices.listed(Vec::new());
+        assert_eq!(devices.state(&source("h"), Some(&ready), later(1_000)), DeviceState::Unstaged);
+    }
+
+    #[test]
     fn volumes_are_in_use_until_they_are_unstaged() {
         let (mut devices, pod) = (Devices::default(), PodUid::new("p"));
         assert_eq!(devices.in_use(Some(&node(&["h"], &[]))), None, "not looked at the disk yet");
@@ -710,11 +760,14 @@ mod tests {
     #[test]
     fn device_is_staged_again_after_a_failed_publication() {
         let (mut devices, wanted) = (Devices::default(), source("h"));
+        devices.look_due(now());
+        devices.listed(Vec::new());
         devices.want(&PodUid::new("p"), &wanted);
         devices.staged(&wanted);
         devices.distrust(&wanted);
         assert_eq!(devices.state(&wanted, Some(&node(&["h"], &["h"])), now()), DeviceState::Unstaged);
-        assert!(!devices.in_use(Some(&node(&[], &[]))).is_some_and(|names| names.is_empty()), "it may be staged");
+        devices.release(&PodUid::new("p"));
+        assert_eq!(devices.in_use(Some(&node(&[], &[]))).unwrap(), ["kubernetes.io/csi/d^h"], "it may be staged");
     }
 
     #[test]
@@ -732,5 +785,7 @@ mod tests {
         devices.listed(vec![found("h", &["q"])]);
         assert!(devices.is_taken(&PodUid::new("p"), &exclusive), "a previous process served the other one");
         assert!(!devices.is_taken(&PodUid::new("q"), &exclusive));
+        devices.staged(&exclusive);
+        assert_eq!(devices.waiting_pods().len(), 2, "each look may show that it is free, staged or not");
     }
 }

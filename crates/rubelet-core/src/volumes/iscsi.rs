@@ -182,7 +182,7 @@ impl IscsiDevice {
     pub fn parse(iface_dir: &str, dir: &str) -> Option<IscsiDevice> {
         let iface = iface_dir.strip_prefix("iface-")?;
         let (target, lun) = dir.rsplit_once("-lun-")?;
-        let at = target.find("-iqn.").or_else(|| target.find("-eui."))?;
+        let at = ["-iqn.", "-eui.", "-naa."].iter().find_map(|kind| target.find(kind))?;
         let (portal, iqn) = target.split_at(at);
         let (iface, portal, iqn) = (iface.to_owned(), portal.to_owned(), iqn.trim_start_matches('-').to_owned());
         Some(IscsiDevice { iface, portal, iqn, lun: lun.parse().ok()? })
@@ -298,6 +298,12 @@ mod tests {
         let hostile = json!({"targetPortal": "10.0.0.1", "iqn": "../../x", "lun": 0});
         assert!(volume(hostile).problem().is_some());
         assert_eq!(IscsiDevice::parse("volumeDevices", "x"), None);
+        for iqn in ["naa.52004567BA64678D52004567BA64678D", "eui.02004567A425678D", "iqn.2001-04.com.example:a-lun-1"] {
+            let device = volume(json!({"targetPortal": "10.0.0.1", "iqn": iqn, "lun": 7})).device("pv");
+            let dir = device.dir(Path::new("/r"));
+            let name = dir.file_name().and_then(|name| name.to_str()).unwrap();
+            assert_eq!(IscsiDevice::parse("iface-default", name), Some(device), "a device is found again on disk");
+        }
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Results about volumes that a pod has already.
 //!
 //! Owns: what the end of a refresh, of another publication, of another look at a claim and of an expansion means, none of which
-//! delays the pod; and that of showing it a device, of which events tell.
+//! delays the pod; and that of mapping a block volume, which is recorded in events.
 
 use super::events::{failed_mount, failed_volume, mapped};
 use crate::{
     effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
     op::VolumeOp,
-    pod::PodRecord,
+    pod::{Failure, PodRecord},
     time::Now,
     volumes::{
         claims::PersistentSource,
@@ -43,7 +43,7 @@ pub(super) fn renewal_ended(
             let known = record.volumes.get_mut(volume)?;
             let source = match result {
                 Ok(Facts::Volume(found)) if known.claimed.is_some() => found.clone(),
-                // What it was will do until it is found out again.
+                // The last resolved source stays in use until the next resolve succeeds.
                 Ok(_) | Err(_) => known.claimed.clone()?,
             };
             known.resolved(&source, now);
@@ -51,7 +51,8 @@ pub(super) fn renewal_ended(
         }
         VolumeOp::Expand { volume, source, .. } => match result {
             Ok(Facts::Expanded(expanded)) => Some(expansion_ended(record, volume, source, expanded)),
-            Ok(_) | Err(_) => None,
+            Ok(_) => None,
+            Err(error) => Some(vec![expansion_failed(record, volume, source, error, now)]),
         },
         // It is repeated when it is due; what it found is not about the volume alone (`agent/devices.rs`).
         VolumeOp::CheckAttachLimit { volume, .. } => {
@@ -66,7 +67,21 @@ pub(super) fn renewal_ended(
     }
 }
 
-/// Upstream tells of it on the pod and on the claim.
+fn expansion_failed(
+    record: &mut PodRecord,
+    volume: &str,
+    source: &PersistentSource,
+    error: &EffectError,
+    now: Now,
+) -> EventRecord {
+    let known = record.volumes.entry(volume.to_owned()).or_default();
+    known.expansion_failure = Some(Failure::of_volume(known.expansion_failure.as_ref(), error.message.clone(), now));
+    let message = format!("NodeExpandVolume.NodeExpandVolume failed for volume {:?} : {}", source.name, error.message);
+    let about = InvolvedObject::Pod(record.id.clone());
+    EventRecord::new(about, Severity::Warning, event_reasons::VOLUME_RESIZE_FAILED, message)
+}
+
+/// Upstream records the event on the pod and on the claim.
 fn expansion_ended(
     record: &mut PodRecord,
     volume: &str,
@@ -75,6 +90,7 @@ fn expansion_ended(
 ) -> Vec<EventRecord> {
     let Some(size) = &source.size else { return Vec::new() };
     let known = record.volumes.entry(volume.to_owned()).or_default();
+    known.expansion_failure = None;
     if *expanded == Expanded::NotYet {
         known.expansion_waits = true;
         return Vec::new();

@@ -38,13 +38,19 @@ fn waiting_for_attachment(driver: &serde_json::Value) -> TestAgent {
 }
 
 fn waiting_on(settings: Settings, driver: &serde_json::Value) -> TestAgent {
+    let mut test = unresolved(settings);
+    test.answer("ResolveClaim", resolved(driver));
+    test
+}
+
+/// A pod whose claim is being resolved for the first time.
+fn unresolved(settings: Settings) -> TestAgent {
     let mut test = TestAgent::new(settings);
     test.config(&[claiming("u1")]);
     test.runtime_is_up(&[]);
     test.inspected("sandbox gone");
     test.answer("MakePodDirs", Ok(Facts::Nothing));
     test.events.clear();
-    test.answer("ResolveClaim", resolved(driver));
     test
 }
 
@@ -109,6 +115,30 @@ fn driver_volume_fails_to_attach_without_the_controller() {
     assert!(steps.iter().any(|step| is_told(&step.detail)), "{steps:?}");
 }
 
+#[test]
+fn events_of_two_volumes_that_wait_are_recorded_once_each() {
+    let mut pod = claiming("u1");
+    let more = serde_json::json!({"name": "w", "persistentVolumeClaim": {"claimName": "c2"}});
+    pod.spec.as_mut().unwrap().volumes.as_mut().unwrap().push(serde_json::from_value(more).unwrap());
+    let mount = serde_json::json!([{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/w"}]);
+    let container = &mut pod.spec.as_mut().unwrap().containers[0];
+    container.volume_mounts = serde_json::from_value(mount).unwrap();
+    let settings = Settings { sources: vec![Source::File, Source::Api], ..Settings::for_node("node") };
+    let mut test = TestAgent::new(Settings { attaches_by_controller: false, ..settings });
+    test.config(&[pod]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
+    test.answer("MakePodDirs", Ok(Facts::Nothing));
+    test.events.clear();
+    for (name, handle) in [("pv", "h"), ("pv2", "h2")] {
+        test.answer("ResolveClaim", resolved_to(name, handle, &serde_json::json!({})));
+    }
+    for _ in 0..3 {
+        test.handle(Event::Refresh { pod: PodUid::new("u1") });
+    }
+    assert_eq!(test.events, ["FailedAttachVolume", "FailedAttachVolume"]);
+}
+
 /// Passes this time; true if the claim is resolved again at its end, and not before.
 fn resolves_after(test: &mut TestAgent, secs: u64) -> bool {
     for _ in 0..secs {
@@ -137,6 +167,18 @@ fn volume_that_waits_for_attachment_learns_that_its_driver_needs_none() {
 }
 
 #[test]
+fn claim_that_is_not_bound_is_resolved_again_within_ten_seconds() {
+    let mut test = unresolved(Settings::for_node("node"));
+    for wait_secs in [1, 1, 2, 4, 8, 10, 10, 10] {
+        let message = "error processing PVC default/c: PVC is not bound".to_owned();
+        test.answer("ResolveClaim", Err(EffectError { kind: ErrorKind::MissingObject, message }));
+        assert!(resolves_after(&mut test, wait_secs), "after {wait_secs} s");
+    }
+    test.answer("ResolveClaim", resolved(&serde_json::json!({"attachRequired": false})));
+    assert!(test.pending().contains(&"StageDevice"), "{:?}", test.pending());
+}
+
+#[test]
 fn claim_is_resolved_again_between_tries_of_its_volume() {
     let driver = |is_told: bool| serde_json::json!({"attachRequired": false, "podInfoOnMount": is_told});
     let is_told = |test: &TestAgent| {
@@ -155,12 +197,22 @@ fn claim_is_resolved_again_between_tries_of_its_volume() {
         assert!(!is_told(&test));
     }
     test.answer("StageDevice", Ok(Facts::Nothing));
-    for wait_secs in [1, 1, 2, 4] {
-        volume_set_up(&mut test, "v", unready("no"));
+    for (wait_secs, kind) in [
+        (1, ErrorKind::FailedByDriver),
+        (1, ErrorKind::Retry),
+        (2, ErrorKind::FailedByDriver),
+        (4, ErrorKind::Uncertain),
+    ] {
+        let has_driver_answered = kind == ErrorKind::FailedByDriver;
+        volume_set_up(&mut test, "v", Err(EffectError { kind, message: "no".to_owned() }));
         assert!(resolves_after(&mut test, wait_secs) && setup_of(&test, "v").is_none());
         test.answer("ResolveClaim", resolved(&driver(true)));
         assert!(is_told(&test));
-        test.answer("StageDevice", Ok(Facts::Nothing));
+        // A driver that was not called, or is busy, has not forgotten what is staged.
+        assert_eq!(test.pending().contains(&"StageDevice"), has_driver_answered);
+        if has_driver_answered {
+            test.answer("StageDevice", Ok(Facts::Nothing));
+        }
         assert!(is_told(&test) && !test.pending().contains(&"ResolveClaim"));
     }
     volume_set_up(&mut test, "v", Ok(Facts::Nothing));

@@ -107,7 +107,7 @@ async fn inline(world: &World, pod: &Pod, volume: &str, source: &CSIVolumeSource
     }
     let handle = inline_handle(&PodUid::of(pod), volume);
     let inline = CsiVolume::inline(source, handle, namespace_of(pod), DriverRules::of(object.as_ref()));
-    Ok(Facts::Volume(Arc::new(PersistentSource::inline(volume, inline))))
+    Ok(Facts::Volume(Arc::new(PersistentSource::inline(volume, source.read_only.unwrap_or(false), inline))))
 }
 
 /// `None` if there is none: drivers need not have one.

@@ -127,15 +127,11 @@ pub(super) async fn stage(
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
     let publish_context = attachment::verified(world, source, volume).await?;
-    let secrets = secrets(world, volume.stage_secret.as_ref()).await?;
+    let stage_secret = volume.stage_secret.as_ref().filter(|_| capabilities.stage_unstage);
+    let secrets = secrets(world, stage_secret).await?;
     let host = &world.host;
     // The file goes first: what has none was never staged.
-    let data = VolumeData {
-        driver_name: volume.driver.clone(),
-        volume_handle: volume.handle.clone(),
-        selinux_mount_context: volume.mount_context().map(str::to_owned),
-        ..VolumeData::default()
-    };
+    let data = device_data(world, source, volume);
     let made = host.make_dir_beneath(&world.paths.root_dir, &data_dir, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &data_dir, &error))?;
     let was_staged = read_data(world, &data_dir).await?.is_some();
@@ -158,6 +154,21 @@ pub(super) async fn stage(
             }
             Err(answered(&error))
         }
+    }
+}
+
+/// Of a block volume upstream keeps the whole in this file, and finds the volume's directories by `specVolID`.
+fn device_data(world: &World, source: &PersistentSource, volume: &CsiVolume) -> VolumeData {
+    let node = &world.settings.node_name;
+    let block = volume.is_block.then(|| attachment::name(&volume.handle, &volume.driver, node));
+    VolumeData {
+        driver_name: volume.driver.clone(),
+        volume_handle: volume.handle.clone(),
+        spec_vol_id: block.as_ref().map(|_| source.name.clone()),
+        node_name: block.as_ref().map(|_| node.clone()),
+        attachment_id: block,
+        volume_lifecycle_mode: None,
+        selinux_mount_context: volume.mount_context().map(str::to_owned),
     }
 }
 
@@ -239,7 +250,7 @@ pub(super) async fn publish_request(
         staging_path,
         target_path: target_path.to_owned(),
         access: access(volume, capabilities, group),
-        read_only: source.read_only || volume.read_only,
+        read_only: source.read_only,
         publish_context,
         volume_context,
         secrets,
@@ -345,7 +356,11 @@ pub(super) async fn capabilities(client: &Client) -> Result<NodeCapabilities, Ef
 
 /// A driver's answer to a call that makes something, alone as upstream shows it.
 pub(super) fn answered(error: &CsiError) -> EffectError {
-    let kind = if error.is_uncertain() { ErrorKind::Uncertain } else { ErrorKind::Retry };
+    let kind = match error.code {
+        Some(_) if error.is_uncertain() => ErrorKind::Uncertain,
+        Some(_) => ErrorKind::FailedByDriver,
+        None => ErrorKind::Retry,
+    };
     EffectError { kind, message: error.to_string() }
 }
 
@@ -490,6 +505,24 @@ mod tests {
         assert_eq!(fixture.calls(), calls);
         let Facts::Devices(found) = list_devices(&fixture.world).await.unwrap() else { panic!("no devices") };
         assert_eq!(found.iter().map(|device| device.context.clone()).collect::<Vec<_>>(), [label]);
+    }
+
+    #[tokio::test]
+    async fn data_file_of_a_device_is_what_upstream_reads() {
+        for (is_block, fields) in [
+            (false, vec!["driverName", "volumeHandle"]),
+            (true, vec!["attachmentID", "driverName", "nodeName", "specVolID", "volumeHandle"]),
+        ] {
+            let fixture = Fixture::with(FakeDriver::able_to(stages())).await;
+            let source = csi_source(&json!({}), is_block);
+            fixture.stage(&source, DeviceOptions::default()).await.unwrap();
+            let place = device_place(&fixture.world, &CsiDevice::of(&source).unwrap()).unwrap();
+            let data: serde_json::Value =
+                serde_json::from_slice(&fs::read(place.data.join(DATA_FILE)).unwrap()).unwrap();
+            assert_eq!(data.as_object().unwrap().keys().collect::<Vec<_>>(), fields);
+            // Without the name upstream's agent takes the directories of all block volumes for this one's.
+            assert!(!is_block || data["specVolID"] == "pv", "{data}");
+        }
     }
 
     async fn devices_in(fixture: &Fixture) -> usize {

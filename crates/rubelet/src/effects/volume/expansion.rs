@@ -33,7 +33,7 @@ pub(super) async fn expand(world: &World, uid: &PodUid, source: &PersistentSourc
     let Some(size) = source.size.as_ref().filter(|_| source.is_expandable()) else {
         return Ok(Facts::Expanded(Expanded::NotNeeded));
     };
-    if source.read_only || matches!(&source.kind, PersistentKind::Csi(volume) if volume.read_only) {
+    if source.read_only {
         return Ok(Facts::Expanded(Expanded::ReadOnly));
     }
     let claim = claim(world, size).await?;
