@@ -177,6 +177,10 @@ async fn second_plugin_of_a_name_is_refused_and_its_end_changes_nothing() {
     assert!(refused.contains("Another driver with the same name is already registered"), "{refused}");
     liar.abort();
     std::fs::remove_file(stage.socket("b.sock")).unwrap();
+    // The agent has seen the end of the one before it answers the next.
+    stage.plug_in("b.sock", "1.1.0");
+    let refused = stage.told().await.unwrap_err();
+    assert!(refused.contains("Another driver with the same name is already registered"), "{refused}");
     let registered = stage.world.csi.get("d.example.com").unwrap();
     assert_eq!(registered.socket, stage.socket("a.sock"));
 }
