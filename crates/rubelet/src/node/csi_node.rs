@@ -33,7 +33,7 @@ pub struct CsiNodeWriter {
 /// Why a driver is not in the API.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
-    /// What the driver says contradicts the Node object.
+    /// What the driver says contradicts the Node object, or the API server does not take it.
     #[error("{0}")]
     Refused(String),
     /// It may work later.
@@ -43,7 +43,8 @@ pub enum WriteError {
 
 impl From<ApiError> for WriteError {
     fn from(error: ApiError) -> Self {
-        WriteError::Api(error_chain(&error))
+        let why = error_chain(&error);
+        if error.kind == ApiErrorKind::Invalid { WriteError::Refused(why) } else { WriteError::Api(why) }
     }
 }
 
@@ -145,13 +146,19 @@ impl CsiNodeWriter {
         calls::create(&*self.api, Lane::Ordinary, collection(), &object, CALL_TIMEOUT).await
     }
 
-    /// Annotations and labels are written through the status, which a node may write.
-    async fn patch_node(&self, patch: Option<Value>) -> Result<(), ApiError> {
+    /// Annotations and labels are written through the status, which a node may write. Not as a strategic merge: a key from a
+    /// driver could be an instruction there (`$patch`).
+    async fn patch_node(&self, patch: Option<Value>) -> Result<(), WriteError> {
         let Some(patch) = patch else { return Ok(()) };
         let path = self.node_path().sub("status");
-        let _: Node =
-            calls::patch(&*self.api, Lane::Ordinary, PatchKind::StrategicMerge, path, &patch, CALL_TIMEOUT).await?;
-        Ok(())
+        let patched: Result<Node, _> =
+            calls::patch(&*self.api, Lane::Ordinary, PatchKind::Merge, path, &patch, CALL_TIMEOUT).await;
+        match patched {
+            Ok(_) => Ok(()),
+            // The node may write its status, so what is forbidden is one of the driver's labels.
+            Err(error) if error.kind == ApiErrorKind::Forbidden => Err(WriteError::Refused(error_chain(&error))),
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn get<T: serde::de::DeserializeOwned>(&self, path: ObjectPath) -> Result<T, ApiError> {
@@ -252,11 +259,11 @@ mod tests {
             [
                 "Get /api/v1/nodes/n1",
                 "Get /apis/storage.k8s.io/v1/csinodes/n1",
-                "Patch(StrategicMerge) /api/v1/nodes/n1/status",
+                "Patch(Merge) /api/v1/nodes/n1/status",
                 "Update /apis/storage.k8s.io/v1/csinodes/n1",
                 "Get /api/v1/nodes/n1",
                 "Get /apis/storage.k8s.io/v1/csinodes/n1",
-                "Patch(StrategicMerge) /api/v1/nodes/n1/status",
+                "Patch(Merge) /api/v1/nodes/n1/status",
                 "Update /apis/storage.k8s.io/v1/csinodes/n1",
             ],
             Ok(
