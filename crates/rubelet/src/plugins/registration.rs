@@ -32,7 +32,7 @@ use crate::{
 /// Wait after a failed try, doubled up to the maximum, as upstream.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(122);
-/// A plugin that stayed registered this long begins without a wait the next time.
+/// A socket that was there, or gone, for this long begins without a wait the next time.
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
 /// Of what a plugin is told and the log shows: its own words may be part of it.
 const MAX_MESSAGE_CHARS: usize = 1024;
@@ -99,9 +99,9 @@ impl Registrar {
                     () = self.withdraw(&name) => {}
                 }
             }
-            // A socket that comes and goes all the time keeps its back-off.
+            // A socket that comes and goes all the time keeps its back-off, however short that is yet.
             let gone_for_good = async { while found.borrow_and_update().is_none() && found.changed().await.is_ok() {} };
-            if timeout(pace.wait, gone_for_good).await.is_err() {
+            if timeout(pace.wait.max(SETTLED_AFTER), gone_for_good).await.is_err() {
                 return;
             }
         }

@@ -17,6 +17,8 @@ use tonic::{Request, Response, Status, transport::Server};
 use super::*;
 use crate::{fake_api::FakeApi, world::testing::world_in};
 
+mod hostile;
+
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
