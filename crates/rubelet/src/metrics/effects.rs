@@ -207,6 +207,7 @@ impl EffectMetrics {
                 ErrorKind::Reject(reason) => reason.as_str(),
                 ErrorKind::Retry => "Retry",
                 ErrorKind::Uncertain => "Uncertain",
+                ErrorKind::FailedByDriver => "FailedByDriver",
                 ErrorKind::Unavailable => "Unavailable",
                 ErrorKind::TimedOut => "TimedOut",
                 ErrorKind::MissingObject => "MissingObject",
