@@ -88,9 +88,13 @@ impl CsiNodeWriter {
         &*self.api
     }
 
-    /// Removes a driver from both objects.
-    pub async fn remove(&self, driver: &str) -> Result<(), WriteError> {
+    /// Removes a driver from both objects, unless it is back: what another socket of it added stays.
+    pub async fn remove(&self, driver: &str, is_back: impl Fn() -> bool) -> Result<(), WriteError> {
+        let is_back = &is_back;
         self.change(|node, object| async move {
+            if is_back() {
+                return Ok(None);
+            }
             let patch = csi_node::node_patch_without(&node, driver).map_err(WriteError::Refused)?;
             self.patch_node(patch).await?;
             Ok(csi_node::without_driver(&object, driver))
@@ -275,6 +279,21 @@ mod tests {
         let (calls, failed) = written(unreachable, add).await;
         assert_eq!(calls.len(), 4, "a few tries, then the caller decides");
         assert!(matches!(failed, Err(WriteError::Api(_))), "{failed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn driver_that_is_back_is_not_removed() {
+        let metadata =
+            json!({"name": "n1", "uid": "u1", "annotations": {"csi.volume.kubernetes.io/nodeid": r#"{"d":"n1-id"}"#}});
+        let node = || Ok(json!({"metadata": metadata}).to_string());
+        let object = csi_node::with_driver(&csi_node::initial("n1", "u1"), &driver()).unwrap();
+        let object = || Ok(serde_json::to_string(&object).unwrap());
+        for (is_back, requests) in [(true, 2), (false, 4)] {
+            let answers = [node(), object(), node(), object()];
+            let remove = async |writer: CsiNodeWriter| writer.remove("d", || is_back).await;
+            let (calls, removed) = written(answers, remove).await;
+            assert_eq!((calls.len(), removed), (requests, Ok(())), "{calls:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

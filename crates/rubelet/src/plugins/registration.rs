@@ -208,10 +208,11 @@ impl Registrar {
         }
     }
 
-    /// Removes the driver from the API.
+    /// Removes the driver from the API, unless another socket has its name meanwhile.
     async fn withdraw(&self, name: &str) {
         let mut pace = Pace::default();
-        while let Err(error) = self.csi_node.remove(name).await {
+        let is_back = || self.owners().contains_key(name);
+        while let Err(error) = self.csi_node.remove(name, is_back).await {
             pace.slow_down();
             tracing::warn!(driver = name, "failed to remove the driver from CSINode, will retry: {error}");
             sleep(pace.wait).await;
