@@ -31,6 +31,7 @@ mod attachment;
 mod block;
 mod claim;
 mod csi;
+mod data_file;
 mod device_map;
 mod devices;
 mod expansion;

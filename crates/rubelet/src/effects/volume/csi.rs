@@ -32,17 +32,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{attachment, block, files::Owner, persistent};
+use super::{attachment, block, data_file, files::Owner, persistent};
 use crate::{
     effects::{failure, status},
     world::World,
 };
 
 const DIR_MODE: u32 = 0o750;
-const FILE_MODE: u32 = 0o600;
 /// `vol_data.json` beside the mount, with upstream's fields.
 const DATA_FILE: &str = "vol_data.json";
-const DATA_MAX_BYTES: u64 = 64 * 1024;
 const STAGING: &str = "globalmount";
 const MOUNT: &str = "mount";
 const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
@@ -135,7 +133,7 @@ pub(super) async fn stage(
     let made = host.make_dir_beneath(&world.paths.root_dir, &data_dir, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &data_dir, &error))?;
     let was_staged = read_data(world, &data_dir).await?.is_some();
-    write_data(world, &data_dir, &data).await?;
+    data_file::write(world, &data_dir, DATA_FILE, &data).await?;
     let made = host.make_dir_beneath(&world.paths.root_dir, &staging_path, DIR_MODE).await;
     made.map_err(|error| failure::io("make directory", &staging_path, &error))?;
     if !capabilities.stage_unstage {
@@ -207,7 +205,7 @@ pub(super) async fn publish(
         volume_lifecycle_mode: Some(volume.lifecycle.as_str().to_owned()),
         selinux_mount_context: volume.mount_context().map(str::to_owned),
     };
-    write_data(world, &dir, &data).await?;
+    data_file::write(world, &dir, DATA_FILE, &data).await?;
     if let Err(error) = client.publish(request).await {
         // What containers may be using stays.
         if !error.is_uncertain() && !was_published {
@@ -434,32 +432,18 @@ pub(super) async fn secret_texts(
     data.collect()
 }
 
-async fn write_data(world: &World, dir: &Path, data: &VolumeData) -> Result<(), EffectError> {
-    let path = dir.join(DATA_FILE);
-    let text = serde_json::to_vec(data).expect("text fields become JSON");
-    let written = world.host.write_file_beneath(&world.paths.root_dir, &path, &text, FILE_MODE).await;
-    written.map_err(|error| failure::io("write", &path, &error))
-}
-
 /// `None` if there is none, or one that was lost in a power cut: then nothing is mounted any more either, and a driver that
 /// staged something has lost it.
 pub(super) async fn read_data(world: &World, dir: &Path) -> Result<Option<VolumeData>, EffectError> {
-    let path = dir.join(DATA_FILE);
-    let kind = world.host.file_kind(&path).await.map_err(|error| failure::io("stat", &path, &error))?;
-    if kind.is_none() {
-        return Ok(None);
-    }
-    let text = world.host.read_file(&path, DATA_MAX_BYTES).await;
-    let text = text.map_err(|error| failure::io("read", &path, &error))?;
-    let data = serde_json::from_slice(&text);
-    Ok(data
-        .inspect_err(|error| tracing::info!(file = %path.display(), "a damaged file is taken for none: {error}"))
-        .ok())
+    data_file::read(world, dir, DATA_FILE).await
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, symlink},
+    };
 
     use rubelet_csi::Code;
 
@@ -550,6 +534,91 @@ mod tests {
         fixture.stage(&source, DeviceOptions::default()).await.unwrap_err();
         assert!(place.staging.join("of-the-driver").exists());
         assert_eq!(devices_in(&fixture).await, 1);
+    }
+
+    /// A first call that fails with this code: the error, and which directories are left of the device and of the volume.
+    async fn left_after(code: Code, is_block: bool) -> [(EffectError, bool); 2] {
+        let fixture = Fixture::with(FakeDriver::able_to(stages())).await;
+        let world = &fixture.world;
+        let (source, pod) = (csi_source(&json!({}), is_block), pod_on(&json!({})));
+        let device = device_place(world, &CsiDevice::of(&source).unwrap()).unwrap();
+        let refuse = || Some(CsiError::new(code, "no backend"));
+        *fixture.driver.stage_error.lock().unwrap() = refuse();
+        let stage_error = fixture.stage(&source, DeviceOptions::default()).await.unwrap_err();
+        let is_device_left = device.staging.exists();
+        assert_eq!(device.data.join(DATA_FILE).exists(), is_device_left, "{code:?}");
+        *fixture.driver.stage_error.lock().unwrap() = None;
+        fixture.stage(&source, DeviceOptions::default()).await.unwrap();
+        *fixture.driver.publish_error.lock().unwrap() = refuse();
+        let publish_error = fixture.set_up(&pod, &source).await.unwrap_err();
+        let left = match is_block {
+            // The link, by which the end of the pod finds it.
+            true => fs::symlink_metadata(source.path(&world.paths.pod_dir(&PodUid::new(UID)))).is_ok(),
+            false => source.path(&world.paths.pod_dir(&PodUid::new(UID))).with_file_name(DATA_FILE).exists(),
+        };
+        assert_eq!(devices_in(&fixture).await, 1, "what was staged stays");
+        // What stays is undone by the driver.
+        tear_down_volumes(world, &pod_ref(UID)).await.unwrap();
+        let is_undone = fixture.calls().last().unwrap() == "unpublish h";
+        assert_eq!(is_undone, left, "{code:?}");
+        [(stage_error, is_device_left), (publish_error, left)]
+    }
+
+    #[tokio::test]
+    async fn directories_stay_after_a_call_whose_outcome_is_open_and_go_after_a_refusal() {
+        let open = [Code::Canceled, Code::DeadlineExceeded, Code::Unavailable, Code::ResourceExhausted, Code::Aborted];
+        let refused = [Code::Unknown, Code::InvalidArgument, Code::NotFound, Code::FailedPrecondition, Code::Internal];
+        for (codes, kind, is_left) in [(open, ErrorKind::Uncertain, true), (refused, ErrorKind::FailedByDriver, false)]
+        {
+            for code in codes {
+                for (error, left) in left_after(code, false).await {
+                    assert_eq!((error.kind, left), (kind.clone(), is_left), "{code:?}");
+                }
+                // Of a device the link stays until the end of the pod.
+                let [(_, left), (error, link_left)] = left_after(code, true).await;
+                assert_eq!((error.kind, left, link_left), (kind.clone(), is_left, true), "{code:?} of a device");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn link_in_place_of_the_data_file_or_the_mount_leads_nowhere() {
+        let fixture = Fixture::with(FakeDriver::elsewhere()).await;
+        let world = &fixture.world;
+        let outside = world.paths.root_dir.join("../outside");
+        fs::create_dir(&outside).unwrap();
+        let victim = json!({"driverName": "d", "volumeHandle": "victim"}).to_string();
+        fs::write(outside.join(DATA_FILE), &victim).unwrap();
+        let (source, pod) =
+            (csi_source(&json!({"fsType": "ext4"}), false), pod_on(&json!({"securityContext": {"fsGroup": 4321}})));
+        let target = source.path(&world.paths.pod_dir(&PodUid::new(UID)));
+        fixture.set_up(&pod, &source).await.unwrap();
+        let file = target.with_file_name(DATA_FILE);
+        let device = devices_dir(world).join("d/link");
+        fs::create_dir_all(&device).unwrap();
+        let links = [file.clone(), device.join(DATA_FILE)];
+        for link in &links {
+            let _ = fs::remove_file(link);
+            symlink(outside.join(DATA_FILE), link).unwrap();
+        }
+        assert_eq!(devices_in(&fixture).await, 0, "the victim is no device here");
+        let error = tear_down_volumes(world, &pod_ref(UID)).await.unwrap_err();
+        assert!(error.message.contains("directory not empty"), "{error}");
+        // The next setup replaces the link.
+        fixture.set_up(&pod, &source).await.unwrap();
+        assert!(fs::symlink_metadata(&file).unwrap().is_file());
+        fs::remove_dir(&target).unwrap();
+        symlink(&outside, &target).unwrap();
+        let error = fixture.set_up(&pod, &source).await.unwrap_err();
+        assert!(error.message.contains("give to the pod's group"), "{error}");
+        let error = tear_down_volumes(world, &pod_ref(UID)).await.unwrap_err();
+        assert!(error.message.contains("/mount: Not a directory"), "{error}");
+        assert_eq!(fixture.calls().iter().filter(|call| call.contains("victim")).count(), 0);
+        assert_eq!(fs::read_to_string(outside.join(DATA_FILE)).unwrap(), victim);
+        assert_eq!((fs::metadata(&outside).unwrap().gid(), fs::read_dir(&outside).unwrap().count()), (0, 1));
+        fs::remove_file(&target).unwrap();
+        tear_down_volumes(world, &pod_ref(UID)).await.unwrap();
+        assert_eq!(fixture.calls().last().unwrap(), "unpublish h");
     }
 
     #[tokio::test]

@@ -24,7 +24,7 @@ use rubelet_host::port::{Ended, Program, ProgramOutput};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    csi, device_map,
+    csi, data_file, device_map,
     mounting::{self, DIR_MODE, Mount, said},
     remove_dir,
     scsi::{self, Places},
@@ -40,10 +40,8 @@ const ISCSIADM_TIMEOUT: Duration = Duration::from_secs(150);
 const LINK_TIMEOUT: Duration = Duration::from_secs(30);
 const MULTIPATH_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_PERIOD: Duration = Duration::from_secs(1);
-const FILE_MODE: u32 = 0o600;
 /// Below the mount, so that it is seen again when the disk is unmounted.
 const DATA_FILE: &str = "iscsi.json";
-const DATA_MAX_BYTES: u64 = 64 * 1024;
 
 /// What `iscsi.json` says, with upstream's fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,10 +111,7 @@ async fn write_data(
         iface: device.iface.clone(),
         initiator_name: volume.initiator_name.clone().unwrap_or_default(),
     };
-    let text = serde_json::to_vec(&data).expect("text fields become JSON");
-    let file = dir.join(DATA_FILE);
-    let written = world.host.write_file_beneath(&world.paths.root_dir, &file, &text, FILE_MODE).await;
-    written.map_err(|error| failure::io("write", &file, &error))
+    data_file::write(world, dir, DATA_FILE, &data).await
 }
 
 /// The disk that this process or a previous one attached, or the multipath device of its paths.
@@ -363,7 +358,7 @@ async fn detach(world: &World, device: &IscsiDevice, dirs: [&Path; 2]) -> Result
     let mut data =
         IscsiData { portals: vec![device.portal.clone()], iface: device.iface.clone(), ..IscsiData::default() };
     for dir in dirs {
-        if let Some(found) = read_data(world, dir).await? {
+        if let Some(found) = data_file::read(world, dir, DATA_FILE).await? {
             data = found;
         }
     }
@@ -402,17 +397,6 @@ async fn other_volumes(world: &World, own: &IscsiDevice) -> Result<BTreeSet<Iscs
     }
     volumes.remove(own);
     Ok(volumes)
-}
-
-async fn read_data(world: &World, dir: &Path) -> Result<Option<IscsiData>, EffectError> {
-    let file = dir.join(DATA_FILE);
-    let kind = world.host.file_kind(&file).await.map_err(|error| failure::io("stat", &file, &error))?;
-    if kind.is_none() {
-        return Ok(None);
-    }
-    let text = world.host.read_file(&file, DATA_MAX_BYTES).await.map_err(|error| failure::io("read", &file, &error))?;
-    // One that cannot be read is as good as none.
-    Ok(serde_json::from_slice(&text).ok())
 }
 
 /// Commands about one target follow each other.

@@ -42,6 +42,8 @@ pub(super) struct FakeDriver {
     /// It mounts where the node does not see it, and leaves directories alone.
     is_elsewhere: bool,
     pub stage_error: Mutex<Option<CsiError>>,
+    /// Before it has made anything.
+    pub publish_error: Mutex<Option<CsiError>>,
     calls: Mutex<Vec<String>>,
 }
 
@@ -97,6 +99,9 @@ impl CsiPlugins for FakeDriver {
 
     async fn publish(&self, _: &DriverAddress, volume: PublishVolume) -> CsiResult<()> {
         self.called("publish", &volume.handle, Some(&volume.access));
+        if let Some(error) = self.publish_error.lock().unwrap().clone() {
+            return Err(error);
+        }
         match volume.access.access_type {
             AccessType::Block => fs::write(&volume.target_path, "").unwrap(),
             AccessType::Mount { .. } => fs::create_dir_all(&volume.target_path).unwrap(),
