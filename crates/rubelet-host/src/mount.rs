@@ -37,6 +37,8 @@ pub struct Mount {
     pub source: String,
     pub major: u32,
     pub minor: u32,
+    /// The directory of the file system that is shown.
+    pub root: PathBuf,
     /// Mounts below it propagate to its peers.
     pub is_shared: bool,
     /// Of the mount, not of its file system.
@@ -57,11 +59,12 @@ pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
 pub fn mount_points() -> io::Result<Vec<MountPoint>> {
     let table = mount_table()?.into_iter();
     Ok(table
-        .map(|Mount { point: path, fs_type, source, major, minor, options, .. }| MountPoint {
+        .map(|Mount { point: path, fs_type, source, major, minor, root, options, .. }| MountPoint {
             path,
             fs_type,
             source,
             device: (major, minor),
+            root,
             options,
         })
         .collect())
@@ -294,6 +297,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         source: String::from_utf8_lossy(&unescape(fields.get(dash + 2)?)).into_owned(),
         major: major.parse().ok()?,
         minor: minor.parse().ok()?,
+        root: PathBuf::from(OsString::from_vec(unescape(fields.get(3)?))),
         options: String::from_utf8_lossy(fields.get(5)?).into_owned(),
         is_shared: fields[6..dash].iter().any(|field| field.starts_with(b"shared:")),
     })

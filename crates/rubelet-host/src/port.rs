@@ -309,6 +309,8 @@ pub struct MountPoint {
     pub source: String,
     /// Major and minor number: the same for all mounts of one file system.
     pub device: (u32, u32),
+    /// The directory of that file system which is shown.
+    pub root: PathBuf,
     /// Of this mount, not of its file system: `rw,nosuid`.
     pub options: String,
 }

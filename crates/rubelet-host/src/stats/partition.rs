@@ -121,6 +121,7 @@ mod tests {
             fs_type: fs_type.to_owned(),
             source: source.to_owned(),
             major: 8,
+            root: "/".into(),
             minor: 1,
             is_shared: false,
             options: "rw".to_owned(),

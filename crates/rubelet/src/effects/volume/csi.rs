@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{attachment, block, data_file, files::Owner, persistent};
+use super::{attachment, block, data_file, files::Owner, mounting, persistent};
 use crate::{
     effects::{failure, status},
     world::World,
@@ -173,6 +173,7 @@ fn device_data(world: &World, source: &PersistentSource, volume: &CsiVolume) -> 
 pub(super) async fn unstage(world: &World, device: &CsiDevice) -> Result<Facts, EffectError> {
     let place = device_place(world, device)?;
     let client = client(world, &device.driver)?;
+    mounting::check_references(world, &place.staging).await?;
     if capabilities(&client).await?.stage_unstage {
         let done = client.unstage(&device.handle, &place.staging).await;
         done.map_err(|error| called("attacher.UnmountDevice failed", &error))?;

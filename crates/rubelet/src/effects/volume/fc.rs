@@ -49,6 +49,7 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &FcV
 
 pub(super) async fn unstage(world: &World, dir: &str) -> Result<Facts, EffectError> {
     let target = device_dir(world, dir)?;
+    mounting::check_references(world, &target).await?;
     let table = world.host.mount_points().await;
     let table = table.map_err(|error| failure::io("look for the mount at", &target, &error))?;
     let is_ours = |path: &Path| path.ends_with(Path::new("plugins/kubernetes.io/fc").join(dir));

@@ -96,6 +96,7 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Fle
 
 pub(super) async fn unstage(world: &World, driver: &str, name: &str) -> Result<Facts, EffectError> {
     let target = device_dir(world, driver, name)?;
+    mounting::check_references(world, &target).await?;
     if mounting::is_mounted(world, &target).await? {
         let args = vec![target.display().to_string()];
         call(world, driver, &Call::new("unmountdevice", args, &target)).await?;

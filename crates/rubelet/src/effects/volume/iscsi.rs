@@ -130,6 +130,7 @@ pub(super) async fn disk(world: &World, device: &IscsiDevice) -> Result<PathBuf,
 
 pub(super) async fn unstage(world: &World, device: &IscsiDevice) -> Result<Facts, EffectError> {
     let target = device_dir(world, device)?;
+    mounting::check_references(world, &target).await?;
     if mounting::is_mounted(world, &target).await? {
         world.host.unmount(&target).await.map_err(|error| failure::io("unmount", &target, &error))?;
     }

@@ -60,7 +60,9 @@ pub(super) async fn stage(
 }
 
 pub(super) async fn unstage(world: &World, name: &str) -> Result<Facts, EffectError> {
-    mounting::unmount_and_remove(world, &device_dir(world, name)?).await?;
+    let target = device_dir(world, name)?;
+    mounting::check_references(world, &target).await?;
+    mounting::unmount_and_remove(world, &target).await?;
     let bound = local::block_dir(&world.paths.root_dir).join(component(name)?);
     device_map::unbind_left(world, &bound).await?;
     world.host.remove_tree(&bound).await.map_err(|error| failure::io("remove", &bound, &error))?;
@@ -245,6 +247,13 @@ mod tests {
         remove_pod_dir(&world, &PodUid::new(UID)).await.unwrap();
         let Facts::Devices(found) = devices::list_devices(&world).await.unwrap() else { panic!("no devices") };
         assert!(found[0].pods.is_empty());
+        let elsewhere = root.join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        world.host.bind_sub_path(&global, Path::new(""), &elsewhere).await.unwrap();
+        let error = unstage(&world, "pv").await.unwrap_err();
+        assert!(error.message.contains("is still mounted by other references ["), "{error}");
+        assert!(global.join("file").exists());
+        world.host.unmount(&elsewhere).await.unwrap();
         for _ in 0..2 {
             unstage(&world, "pv").await.unwrap();
         }

@@ -9,7 +9,7 @@ use rubelet_core::{
     effect::{EffectError, ErrorKind},
     volumes::mounting::{self, DEFAULT_FS_TYPE, DiskFormat, Preparation},
 };
-use rubelet_host::port::{Ended, Program, ProgramOutput, WhenLate};
+use rubelet_host::port::{Ended, MountPoint, Program, ProgramOutput, WhenLate};
 
 use super::remove_dir;
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     world::World,
 };
 
+const PLUGINS_DIR: &str = "/plugins/kubernetes.io/";
 pub(super) const DIR_MODE: u32 = 0o750;
 /// mount.nfs tries for two minutes to reach its server.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(180);
@@ -163,6 +164,31 @@ pub(super) async fn bind(world: &World, from: &Path, to: &Path, options: &[Strin
     let options = mounting::remount_options(options, current.map_or("", |mount| mount.options.as_str()));
     let from = from.display().to_string();
     mount(world, Mount { source: &from, target: to, fs_type: "", options: &options }, Scope::Agent).await
+}
+
+/// An error if what is staged there is mounted elsewhere, too: somebody's bind mount would lose its device. Other directories of
+/// the agent's plugins do not count, for each has its own end.
+/// Upstream: `GetDeviceMountRefs`, `HasMountRefs`.
+pub(super) async fn check_references(world: &World, staged: &Path) -> Result<(), EffectError> {
+    let table = world.host.mount_points().await;
+    let table = table.map_err(|error| failure::io("look for mounts of", staged, &error))?;
+    // The kernel may know the root directory by another name.
+    let below = staged.strip_prefix(&world.paths.root_dir).unwrap_or(staged);
+    let Some(own) = table.iter().rfind(|mount| mount.path.ends_with(below)) else { return Ok(()) };
+    let is_of_plugin = |path: &Path| path.to_string_lossy().contains(PLUGINS_DIR);
+    let is_other = |mount: &&MountPoint| {
+        (mount.device, &mount.root) == (own.device, &own.root) && mount.path != own.path && !is_of_plugin(&mount.path)
+    };
+    let others: Vec<_> = table.iter().filter(is_other).map(|mount| mount.path.display().to_string()).collect();
+    if others.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "GetDeviceMountRefs check failed : the device mount path {:?} is still mounted by other references [{}]",
+        staged.display().to_string(),
+        others.join(" ")
+    );
+    Err(EffectError { kind: ErrorKind::Retry, message })
 }
 
 /// Unmounts what all pods shared, and removes its directory.
