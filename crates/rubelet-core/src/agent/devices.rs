@@ -84,16 +84,15 @@ impl Agent {
         match (op, result) {
             (Op::Volume(VolumeOp::Stage { source, .. }), Ok(_)) => self.node.devices.staged(source),
             (Op::Volume(VolumeOp::Stage { source, .. }), Err(error)) => {
-                let (reason, step) = match source.is_block() {
-                    true => (event_reasons::FAILED_MAP_VOLUME, "MapVolume.SetUpDevice"),
-                    false => (event_reasons::FAILED_MOUNT_VOLUME, "MountVolume.MountDevice"),
+                let reason = match source.is_block() {
+                    true => event_reasons::FAILED_MAP_VOLUME,
+                    false => event_reasons::FAILED_MOUNT_VOLUME,
                 };
                 for uid in &users {
                     let Some(record) = self.records.get_mut(uid) else { continue };
                     record.stage_failed(name);
-                    let message = format!("{step} failed for volume {:?} : {}", source.name, error.message);
                     let about = InvolvedObject::Pod(record.id.clone());
-                    self.outbox.record(EventRecord::new(about, Severity::Warning, reason, message));
+                    self.outbox.record(EventRecord::new(about, Severity::Warning, reason, error.message.clone()));
                 }
                 self.node.devices.failed(name, error.message, now);
             }

@@ -270,7 +270,8 @@ impl Devices {
     pub fn release_volume(&mut self, pod: &PodUid, volume: &str) {
         let is_it = |name: &DeviceName| self.wanted.get(name).is_some_and(|wanted| wanted.source.name == volume);
         let names = self.by_pod.get_mut(pod);
-        let wanted = names.and_then(|names| names.iter().find(|name| is_it(name)).cloned().and_then(|it| names.take(&it)));
+        let wanted =
+            names.and_then(|names| names.iter().find(|name| is_it(name)).cloned().and_then(|it| names.take(&it)));
         if let Some(name) = &wanted {
             self.drop_user(name, pod);
         }
@@ -354,8 +355,7 @@ impl Devices {
 
     /// The pods that want a device which is not staged, or which serves one pod only and may be free now.
     pub fn waiting_pods(&self) -> Vec<PodUid> {
-        let may_wait =
-            |name: &DeviceName, wanted: &Wanted| wanted.source.is_exclusive || !self.staged.contains(name);
+        let may_wait = |name: &DeviceName, wanted: &Wanted| wanted.source.is_exclusive || !self.staged.contains(name);
         let waiting = self.wanted.iter().filter(|(name, wanted)| may_wait(name, wanted));
         waiting.flat_map(|(_, wanted)| wanted.pods.iter().cloned()).collect()
     }

@@ -14,7 +14,7 @@ use rubelet_core::{
     volumes::{
         self, HostPathType, Medium, VolumeSource, VolumeToMount,
         claims::{PersistentKind, PersistentSource},
-        devices::Device,
+        devices::{Device, DeviceOptions},
     },
 };
 use rubelet_host::port::FileKind;
@@ -61,14 +61,7 @@ pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, Effec
             claim::resolve(world, pod, volume, node_labels.as_deref()).await
         }
         VolumeOp::CheckAttachLimit { source, .. } => attachment::check_limit(world, source).await,
-        VolumeOp::Stage { source, options } => match &source.kind {
-            PersistentKind::Csi(volume) => csi::stage(world, source, volume, options).await,
-            PersistentKind::Local(volume) => local::stage(world, source, volume).await,
-            PersistentKind::Iscsi(volume) => iscsi::stage(world, source, volume).await,
-            PersistentKind::Fc(volume) => fc::stage(world, source, volume).await,
-            PersistentKind::Flex(volume) => flex::stage(world, source, volume).await,
-            PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => Ok(Facts::Nothing),
-        },
+        VolumeOp::Stage { source, options } => stage(world, source, options).await,
         VolumeOp::Unstage { device } => match device {
             Device::Csi(device) => csi::unstage(world, device).await,
             Device::Local { name } => local::unstage(world, name).await,
@@ -84,6 +77,31 @@ pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, Effec
         VolumeOp::Unmount { pod, volume } => teardown::unmount(world, &pod.uid, volume).await,
         VolumeOp::TearDown(place) => teardown::tear_down(world, place).await,
     }
+}
+
+/// Errors begin with upstream's word for the step.
+async fn stage(world: &World, source: &PersistentSource, options: &DeviceOptions) -> Result<Facts, EffectError> {
+    let (wait, step) = match source.is_block() {
+        true => ("MapVolume.WaitForAttach", "MapVolume.SetUpDevice"),
+        false => ("MountVolume.WaitForAttach", "MountVolume.MountDevice"),
+    };
+    let failed = |step: &str, error: EffectError| {
+        let message = format!("{step} failed for volume {:?} : {error}", source.name);
+        EffectError { message, ..error }
+    };
+    let staged = match &source.kind {
+        PersistentKind::Csi(volume) => {
+            let attached = attachment::verified(world, source, volume).await;
+            let publish_context = attached.map_err(|error| failed(wait, error))?;
+            csi::stage(world, source, volume, options, publish_context).await
+        }
+        PersistentKind::Local(volume) => local::stage(world, source, volume).await,
+        PersistentKind::Iscsi(volume) => iscsi::stage(world, source, volume).await,
+        PersistentKind::Fc(volume) => fc::stage(world, source, volume).await,
+        PersistentKind::Flex(volume) => flex::stage(world, source, volume).await,
+        PersistentKind::HostPath { .. } | PersistentKind::Nfs(_) => Ok(Facts::Nothing),
+    };
+    staged.map_err(|error| failed(step, error))
 }
 
 /// A volume that the pod does not have, or no container mounts, needs nothing.

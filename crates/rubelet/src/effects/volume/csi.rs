@@ -118,13 +118,13 @@ pub(super) async fn stage(
     source: &PersistentSource,
     volume: &CsiVolume,
     options: &DeviceOptions,
+    publish_context: BTreeMap<String, String>,
 ) -> Result<Facts, EffectError> {
     let device = CsiDevice::of(source).ok_or_else(|| failure::refused("the volume has no device".to_owned()))?;
     let place = device_place(world, &device)?;
     let (staging_path, data_dir) = (place.staging.clone(), place.data.clone());
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
-    let publish_context = attachment::verified(world, source, volume).await?;
     let stage_secret = volume.stage_secret.as_ref().filter(|_| capabilities.stage_unstage);
     let secrets = secrets(world, stage_secret).await?;
     let host = &world.host;
@@ -525,7 +525,8 @@ mod tests {
         };
         refuse(Code::Internal);
         let error = fixture.stage(&source, DeviceOptions::default()).await.unwrap_err();
-        assert!(error.message.starts_with("rpc error: code = Internal"), "{error}");
+        let words = "MountVolume.MountDevice failed for volume \"pv\" : rpc error: code = Internal";
+        assert!(error.message.starts_with(words), "{error}");
         assert_eq!(devices_in(&fixture).await, 0, "the first call left nothing");
         *fixture.driver.stage_error.lock().unwrap() = None;
         fixture.stage(&source, DeviceOptions::default()).await.unwrap();
@@ -650,9 +651,16 @@ mod tests {
         fs::create_dir_all(&other).unwrap();
         fs::write(other.join(DATA_FILE), "").unwrap();
         assert_eq!(devices_in(&fixture).await, 1);
-        // A power cut unmounts all.
+        // What cannot be read may be of any device.
         let target = source.path(&fixture.world.paths.pod_dir(&PodUid::new(UID)));
-        fs::write(target.with_file_name(DATA_FILE), "{\"driverName\":").unwrap();
+        let data = target.with_file_name(DATA_FILE);
+        fs::remove_file(&data).unwrap();
+        fs::create_dir(&data).unwrap();
+        let Facts::Devices(found) = list_devices(&fixture.world).await.unwrap() else { panic!("no devices") };
+        assert!(found.iter().all(|device| device.pods.contains(&PodUid::new(UID))), "{found:?}");
+        fs::remove_dir(&data).unwrap();
+        // A power cut unmounts all.
+        fs::write(&data, "{\"driverName\":").unwrap();
         assert_eq!(devices_in(&fixture).await, 1);
         tear_down_volumes(&fixture.world, &pod_ref(UID)).await.unwrap();
         assert!(!target.exists());

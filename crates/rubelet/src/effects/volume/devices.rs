@@ -26,7 +26,15 @@ use rubelet_host::port::FileKind;
 use super::{block, csi, device_map};
 use crate::{effects::failure, world::World};
 
+/// Fails as a whole where a device cannot be read: one that is left out would be taken for one that is detached.
 pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
+    let listed = list(world).await;
+    listed.inspect_err(
+        |error| tracing::warn!(%error, "failed to look at devices on disk; none is unstaged until it works"),
+    )
+}
+
+async fn list(world: &World) -> Result<Facts, EffectError> {
     let mut found: BTreeMap<Device, BTreeSet<PodUid>> = BTreeMap::new();
     let mut contexts = BTreeMap::new();
     for driver_dir in dirs(world, &csi::devices_dir(world)).await? {
@@ -66,9 +74,14 @@ pub async fn list_devices(world: &World) -> Result<Facts, EffectError> {
         // Without a device, as yet, a driver's volume is one that was never staged.
         if found.keys().any(|device| matches!(device, Device::Csi(_))) {
             for dir in dirs(world, &volumes.join(CSI_PLUGIN)).await? {
-                let device = csi_device(world, &dir).await?.map(|(device, _)| device);
+                let read = csi_device(world, &dir).await;
+                let is_unreadable = read.is_err();
+                let read = read.inspect_err(
+                    |error| tracing::warn!(dir = %dir.display(), %error, "failed to read a volume of a pod"),
+                );
+                let device = read.ok().flatten().map(|(device, _)| device);
                 are_known.push(device.is_some());
-                if device.is_none() && csi::is_mounted(world, &dir).await? {
+                if is_unreadable || device.is_none() && csi::is_mounted(world, &dir).await? {
                     // Any of them may be what is mounted there.
                     devices.extend(found.keys().filter(|device| matches!(device, Device::Csi(_))).cloned());
                 }
