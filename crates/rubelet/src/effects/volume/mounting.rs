@@ -9,7 +9,7 @@ use rubelet_core::{
     effect::{EffectError, ErrorKind},
     volumes::mounting::{self, DEFAULT_FS_TYPE, DiskFormat, Preparation},
 };
-use rubelet_host::port::{Ended, MountPoint, Program, ProgramOutput, WhenLate};
+use rubelet_host::port::{Ended, FileKind, MountPoint, Program, ProgramOutput, WhenLate};
 
 use super::remove_dir;
 use crate::{
@@ -45,9 +45,7 @@ pub(super) enum Scope {
 /// Runs mount. What it mounted in spite of an error is unmounted again, and the empty directory removed.
 pub(super) async fn mount(world: &World, mount: Mount<'_>, scope: Scope) -> Result<(), EffectError> {
     let Mount { source, target, fs_type, options } = mount;
-    if source.starts_with('-') {
-        return Err(failure::refused(format!("{source:?} cannot be mounted: it reads like an option")));
-    }
+    check_source(source)?;
     let arguments = mounting::mount_arguments(source, target, fs_type, options);
     let shown = arguments.join(" ");
     let scope = (scope == Scope::Own).then(|| target.display().to_string());
@@ -86,10 +84,16 @@ pub(super) async fn format_and_mount(world: &World, order: Mount<'_>) -> Result<
 
 async fn prepare(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
     let Mount { source: device, target, fs_type, options } = order;
+    check_source(device)?;
     let format = format_of(world, device).await?;
     match mounting::preparation(device, &format, options).map_err(retry)? {
         Preparation::Nothing => Ok(()),
         Preparation::Format => {
+            // mkfs writes a file system into any file, also a user's. Upstream runs it on whatever a driver names.
+            let kind = world.host.file_kind(Path::new(device)).await;
+            if kind.map_err(|error| failure::io("stat", Path::new(device), &error))? != Some(FileKind::BlockDevice) {
+                return Err(retry(format!("cannot format {device}: {device} is no block device")));
+            }
             let name = format!("mkfs.{}", component(fs_type)?);
             let mkfs = on_device(&name, mounting::mkfs_arguments(fs_type, device), device, FORMAT_TIMEOUT);
             let failed = |error: &str, output: &str| {
@@ -110,6 +114,14 @@ async fn prepare(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
             mounting::check_failure(device, exit, &said(&checked)).map_or(Ok(()), |why| Err(retry(why)))
         }
     }
+}
+
+/// The programs would take it for an option.
+fn check_source(source: &str) -> Result<(), EffectError> {
+    if source.starts_with('-') {
+        return Err(failure::refused(format!("{source:?} cannot be mounted: it reads like an option")));
+    }
+    Ok(())
 }
 
 async fn format_of(world: &World, device: &str) -> Result<DiskFormat, EffectError> {

@@ -16,19 +16,23 @@ use crate::{
 
 const UID: &str = "0001";
 
-/// Writes down each call, and mounts memory. Its capabilities are in the file `capabilities` beside it.
+/// Writes down each call, and mounts memory. Its capabilities are in the file `capabilities` beside it. With a file `device` it
+/// answers with that one, and leaves its mount to the agent.
 const DRIVER: &str = r#"#!/bin/sh
 dir=$(dirname "$0")
 echo "$*" >> "$dir/calls"
 ok() { echo '{"status": "Success"}'; exit 0; }
 case "$1" in
 init) echo "{\"status\": \"Success\", \"capabilities\": $(cat "$dir/capabilities")}" ;;
-mount|mountdevice)
+mountdevice)
+  [ -e "$dir/device" ] && { echo '{"status": "Not supported"}'; exit 1; }
+  mount -t tmpfs -o size=64k flex "$2" && ok ;;
+mount)
   [ -e "$dir/broken" ] && { echo '{"status": "Failure", "message": "no such share"}'; exit 1; }
-  [ "$1" = mount ] && [ -e "$dir/device-only" ] && { echo '{"status": "Not supported"}'; exit 1; }
+  [ -e "$dir/device-only" ] && { echo '{"status": "Not supported"}'; exit 1; }
   mount -t tmpfs -o size=64k flex "$2" && ok ;;
 unmount|unmountdevice) umount "$2" && ok ;;
-waitforattach) echo '{"status": "Success", "device": "/dev/flex"}' ;;
+waitforattach) echo "{\"status\": \"Success\", \"device\": \"$(cat "$dir/device" 2>/dev/null || echo /dev/flex)\"}" ;;
 slow) sleep 60 ;;
 *) echo '{"status": "Not supported"}'; exit 1 ;;
 esac
@@ -160,6 +164,36 @@ async fn volume_that_is_attached_is_mounted_once_and_bound_for_its_pods() {
     unmount /pods/0001/volumes/vendor~mem/pv
     unmountdevice /plugins/kubernetes.io/flexvolume/vendor/mem/mounts/pv
     "#);
+}
+
+#[tokio::test]
+async fn device_that_is_none_is_neither_formatted_nor_mounted() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = world_in(&dir.path().canonicalize().unwrap());
+    let driver = install(&world, &json!({}));
+    fs::write(driver.join("device"), "").unwrap();
+    let source = with_capabilities(&world, source()).await.unwrap();
+    let (users, file) = (dir.path().join("users"), dir.path().join("users/file"));
+    fs::create_dir(&users).unwrap();
+    let content = "of a user ".repeat(1 << 20);
+    fs::write(&file, &content).unwrap();
+    let global = flex::device_dir(&world.paths.root_dir, "vendor/mem", "pv");
+    for (device, why) in [
+        ("..", ".. is no block device"),
+        ("/", "/ is no block device"),
+        ("users/file", "users/file is no block device"),
+        (users.to_str().unwrap(), "is no block device"),
+        (file.to_str().unwrap(), "is no block device"),
+        ("/dev/null", "/dev/null is no block device"),
+        ("/dev/none", "/dev/none is no block device"),
+        ("--version", "it reads like an option"),
+    ] {
+        fs::write(driver.join("device"), device).unwrap();
+        let error = stage(&world, &source, volume_of(&source)).await.unwrap_err();
+        assert!(error.message.contains(why), "{device}: {error}");
+        assert!(!mounting::is_mounted(&world, &global).await.unwrap() && !global.exists(), "{device}");
+        assert!(fs::read_to_string(&file).unwrap() == content, "{device}: a user's file was written to");
+    }
 }
 
 #[tokio::test]
