@@ -1,6 +1,7 @@
 //! Tests of pages as a scraper reads them.
 
 mod mixin;
+mod volume_alerts;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 

@@ -79,8 +79,13 @@ impl PersistentMeter {
     #[cfg(test)]
     pub(crate) fn knowing(uid: &str, stats: PersistentStats) -> Self {
         let meter = PersistentMeter::default();
-        meter.lock().insert((PodUid::new(uid), stats.volume.clone()), stats);
+        meter.put(uid, stats);
         meter
+    }
+
+    #[cfg(test)]
+    pub(crate) fn put(&self, uid: &str, stats: PersistentStats) {
+        self.lock().insert((PodUid::new(uid), stats.volume.clone()), stats);
     }
 
     pub(crate) fn of_pod(&self, uid: &PodUid) -> Vec<PersistentStats> {
