@@ -7,13 +7,12 @@ use std::{io, path::Path};
 
 use rubelet_core::effect::EffectError;
 use rubelet_host::port::ReadError;
-use rustix::io::Errno;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{effects::failure, world::World};
 
 const MODE: u32 = 0o600;
-const MAX_BYTES: usize = 64 * 1024;
+const MAX_BYTES: u64 = 64 * 1024;
 
 pub(super) async fn write<T: Serialize>(world: &World, dir: &Path, name: &str, data: &T) -> Result<(), EffectError> {
     let file = dir.join(name);
@@ -22,26 +21,18 @@ pub(super) async fn write<T: Serialize>(world: &World, dir: &Path, name: &str, d
     written.map_err(|error| failure::io("write", &file, &error))
 }
 
-/// `None` if there is none, or none that can be read as one: it was lost in a power cut, or somebody else put it there.
+/// `None` if there is none, or one that was lost in a power cut. A link or anything else in its place is an error: what it would
+/// say is not known, and a device that is left out is taken for one that is detached.
 pub(super) async fn read<T: DeserializeOwned>(world: &World, dir: &Path, name: &str) -> Result<Option<T>, EffectError> {
     let file = dir.join(name);
     // A byte more than allowed tells a file that is too large.
-    let limit_bytes = MAX_BYTES as u64 + 1;
-    let why = match world.host.read_tail(&world.paths.root_dir, &file, limit_bytes).await {
-        Ok(text) if text.len() > MAX_BYTES => format!("it is larger than the limit of {MAX_BYTES} bytes"),
-        Ok(text) => match serde_json::from_slice(&text) {
-            Ok(data) => return Ok(Some(data)),
-            Err(error) => error.to_string(),
-        },
+    let read = world.host.read_tail(&world.paths.root_dir, &file, MAX_BYTES.saturating_add(1)).await;
+    let text = match read {
+        Ok(text) if text.len() as u64 > MAX_BYTES => Err(ReadError::TooLarge { limit_bytes: MAX_BYTES }),
         Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(ReadError::Io(error)) if !is_a_link(&error) => return Err(failure::io("read", &file, &error)),
-        Err(error) => error.to_string(),
+        read => read,
     };
-    tracing::info!(file = %file.display(), error = why, "ignored an unreadable data file");
-    Ok(None)
-}
-
-/// The file, or a directory on the way.
-fn is_a_link(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::LOOP | Errno::NOTDIR))
+    let text = text.map_err(|error| failure::io("read", &file, &error))?;
+    let data = serde_json::from_slice(&text);
+    Ok(data.inspect_err(|error| tracing::info!(file = %file.display(), %error, "ignored an unreadable data file")).ok())
 }
