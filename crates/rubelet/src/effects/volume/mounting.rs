@@ -3,7 +3,11 @@
 //! Owns: the calls of mount, and what is undone after one that failed. Never: decides options.
 //! Upstream: `mount-utils`.
 
-use std::{fmt, io, path::Path, time::Duration};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use rubelet_core::{
     effect::{EffectError, ErrorKind},
@@ -170,9 +174,8 @@ pub(super) async fn bind(world: &World, from: &Path, to: &Path, options: &[Strin
     }
     let table = world.host.mount_points().await;
     let table = table.map_err(|error| failure::io("look for the mount at", to, &error))?;
-    // The kernel may know the root directory by another name.
-    let below = to.strip_prefix(&world.paths.root_dir).unwrap_or(to);
-    let current = table.iter().rfind(|mount| mount.path.ends_with(below));
+    let own = mount_at(world, to).await?;
+    let current = table.iter().rfind(|mount| Some(&mount.path) == own.as_ref());
     let options = mounting::remount_options(options, current.map_or("", |mount| mount.options.as_str()));
     let from = from.display().to_string();
     mount(world, Mount { source: &from, target: to, fs_type: "", options: &options }, Scope::Agent).await
@@ -184,9 +187,8 @@ pub(super) async fn bind(world: &World, from: &Path, to: &Path, options: &[Strin
 pub(super) async fn check_references(world: &World, staged: &Path) -> Result<(), EffectError> {
     let table = world.host.mount_points().await;
     let table = table.map_err(|error| failure::io("look for mounts of", staged, &error))?;
-    // The kernel may know the root directory by another name.
-    let below = staged.strip_prefix(&world.paths.root_dir).unwrap_or(staged);
-    let Some(own) = table.iter().rfind(|mount| mount.path.ends_with(below)) else { return Ok(()) };
+    let path = mount_at(world, staged).await?;
+    let Some(own) = table.iter().rfind(|mount| Some(&mount.path) == path.as_ref()) else { return Ok(()) };
     let is_of_plugin = |path: &Path| path.to_string_lossy().contains(PLUGINS_DIR);
     let is_other = |mount: &&MountPoint| {
         (mount.device, &mount.root) == (own.device, &own.root) && mount.path != own.path && !is_of_plugin(&mount.path)
@@ -216,11 +218,18 @@ pub(super) fn said(output: &ProgramOutput) -> String {
     format!("{}{}", output.stdout, output.stderr)
 }
 
-/// Whether something is mounted right there. Looks at the directory above only: what is mounted may not answer.
+/// Whether something is mounted right there.
 pub(super) async fn is_mounted(world: &World, point: &Path) -> Result<bool, EffectError> {
-    let (Some(parent), Some(name)) = (point.parent(), point.file_name()) else { return Ok(false) };
+    mount_at(world, point).await.map(|mount| mount.is_some())
+}
+
+/// The mount point as the kernel names it, if something is mounted right there. Looks at the directory above only: what is mounted
+/// may not answer.
+async fn mount_at(world: &World, point: &Path) -> Result<Option<PathBuf>, EffectError> {
+    let (Some(parent), Some(name)) = (point.parent(), point.file_name()) else { return Ok(None) };
     let mounts = world.host.mounts_below(parent).await;
     let mounts = mounts.map_err(|error| failure::io("look for mounts below", parent, &error))?;
-    let Some(dir) = parent.file_name() else { return Ok(false) };
-    Ok(mounts.iter().any(|mount| mount.ends_with(Path::new(dir).join(name))))
+    let Some(dir) = parent.file_name() else { return Ok(None) };
+    let own = Path::new(dir).join(name);
+    Ok(mounts.into_iter().find(|mount| mount.ends_with(&own)))
 }
