@@ -34,7 +34,6 @@ use crate::{
     volumes::{
         self,
         claims::{ClaimRef, PersistentSource},
-        selinux::LabelReport,
         teardown::PodVolume,
     },
 };
@@ -53,6 +52,9 @@ pub mod sync_pod;
 pub mod termination;
 #[cfg(test)]
 mod tests;
+mod volume_record;
+
+pub use self::volume_record::VolumeRecord;
 
 /// The lifecycle of a pod. It only moves forward; a pod that is desired again after its end starts over as a new record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -232,7 +234,19 @@ impl Failure {
         Failure::doubling(VOLUME_RETRY_FIRST, VOLUME_RETRY_MAX, previous, message, now)
     }
 
-    pub fn of_resolve(previous: Option<&Failure>, message: String, now: Now) -> Self {
+    /// Of a step on the pod, by what it does.
+    pub fn of_step(op: &Op, previous: Option<&Failure>, message: String, now: Now) -> Self {
+        match op {
+            Op::Volume(VolumeOp::Resolve { .. }) => Failure::of_resolve(previous, message, now),
+            Op::Volume(VolumeOp::Refresh { .. } | VolumeOp::TearDown(_)) => Failure::after(previous, message, now),
+            Op::Volume(_) => Failure::of_volume(previous, message, now),
+            Op::Container(_) | Op::Pod(_) | Op::Node(_) | Op::Image(_) | Op::Log(_) | Op::Api(_) => {
+                Failure::after(previous, message, now)
+            }
+        }
+    }
+
+    fn of_resolve(previous: Option<&Failure>, message: String, now: Now) -> Self {
         Failure::doubling(VOLUME_RETRY_FIRST, RESOLVE_RETRY_MAX, previous, message, now)
     }
 
@@ -259,56 +273,6 @@ pub enum Preparation {
     Nothing,
     Cgroup,
     Directories,
-}
-
-/// What this process knows of a volume of the pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VolumeRecord {
-    /// What its claim stands for, once that is known.
-    pub claimed: Option<Arc<PersistentSource>>,
-    /// When that was asked last.
-    pub resolved_at: Option<Uptime>,
-    /// Staging it or setting it up failed since: it is asked again before the next try.
-    pub is_resolve_due: bool,
-    pub is_set_up: bool,
-    /// Its driver wants to publish it again.
-    pub is_republish_due: bool,
-    /// The size up to which this process knows it to be expanded.
-    pub expanded_bytes: Option<i64>,
-    /// Its claim did not let it be expanded yet when it was last read.
-    pub expansion_waits: bool,
-    /// The last expansion failed. The volume's other operations do not wait for the next one.
-    pub expansion_failure: Option<Failure>,
-    /// Why the volume cannot be set up yet, as the last plan found it.
-    pub waits_for: Option<WaitsFor>,
-    /// What became of the SELinux label that the pod wants for it.
-    pub label: LabelReport,
-    /// When it was last asked why the volume is not attached.
-    pub limit_checked_at: Option<Uptime>,
-}
-
-impl VolumeRecord {
-    /// Takes in what the claim stands for now.
-    pub fn resolved(&mut self, source: &Arc<PersistentSource>, now: Now) {
-        (self.resolved_at, self.is_resolve_due) = (Some(now.uptime), false);
-        let size = source.size.as_ref();
-        self.expanded_bytes = self.expanded_bytes.or(size.map(|size| size.claim_bytes));
-        self.expansion_waits = false;
-        self.is_republish_due = self.is_set_up && source.is_republished();
-        self.claimed = Some(source.clone());
-    }
-
-    /// The persistent volume has grown beyond what this node has of it.
-    pub fn is_expansion_due(&self) -> bool {
-        let Some(source) = self.claimed.as_ref().filter(|source| source.is_expandable()) else { return false };
-        let has_grown = |known: i64| source.size.as_ref().is_some_and(|size| size.volume_bytes > known);
-        !self.expansion_waits && self.expanded_bytes.is_some_and(has_grown)
-    }
-
-    /// When it may be expanded.
-    pub fn expand_at(&self) -> Uptime {
-        self.expansion_failure.as_ref().map_or(Uptime::ZERO, |failure| failure.retry_at)
-    }
 }
 
 /// The look at the pod in the runtime: one at a time; a request made during a look triggers another look.

@@ -438,13 +438,7 @@ fn apply_result(
         record.failures.insert(subject.clone(), failure);
         return events.into_iter().collect();
     }
-    let known = record.failures.get(subject);
-    let backed_off = match (subject, &flight.op) {
-        (_, Op::Volume(VolumeOp::Resolve { .. })) => Failure::of_resolve,
-        (PodSubject::Volume(_) | PodSubject::Unmount(_), _) => Failure::of_volume,
-        _ => Failure::after,
-    };
-    let failure = backed_off(known, error.message.clone(), now);
+    let failure = Failure::of_step(&flight.op, record.failures.get(subject), error.message.clone(), now);
     record.failures.insert(subject.clone(), Failure { cure: Cure::of(&flight.op, &error), ..failure });
     failed(record, &flight.op, &error)
 }

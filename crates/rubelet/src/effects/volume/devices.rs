@@ -69,35 +69,7 @@ async fn list(world: &World) -> Result<Facts, EffectError> {
     let mut are_known = Vec::new();
     for pod_dir in dirs(world, &world.paths.pods_dir()).await? {
         let Some(uid) = pod_dir.file_name().map(|name| PodUid::new(name.to_string_lossy())) else { continue };
-        let volumes = pod_dir.join("volumes");
-        let mut devices = Vec::new();
-        // Without a device, as yet, a driver's volume is one that was never staged.
-        if found.keys().any(|device| matches!(device, Device::Csi(_))) {
-            for dir in dirs(world, &volumes.join(CSI_PLUGIN)).await? {
-                let read = csi_device(world, &dir).await;
-                let is_unreadable = read.is_err();
-                let read = read.inspect_err(
-                    |error| tracing::warn!(dir = %dir.display(), %error, "failed to read a volume of a pod"),
-                );
-                let device = read.ok().flatten().map(|(device, _)| device);
-                are_known.push(device.is_some());
-                if is_unreadable || device.is_none() && csi::is_mounted(world, &dir).await? {
-                    // Any of them may be what is mounted there.
-                    devices.extend(found.keys().filter(|device| matches!(device, Device::Csi(_))).cloned());
-                }
-                devices.extend(device.filter(|device| found.contains_key(device)));
-            }
-        }
-        for name in names(world, &links_dir(&pod_dir, CSI_PLUGIN)).await? {
-            let is_it = |device: &&Device| matches!(device, Device::Csi(it) if it.block.as_ref() == Some(&name));
-            devices.extend(found.keys().find(is_it).cloned());
-        }
-        // A directory of the node is in use without a device of its own.
-        let local = dirs(world, &volumes.join(LOCAL_PLUGIN)).await?;
-        devices.extend(local.iter().filter_map(|dir| local_device(dir)));
-        let flex = flex_volumes_of_pod(world, &volumes).await?;
-        devices.extend(flex.into_iter().filter(|device| found.contains_key(device)));
-        for device in devices {
+        for device in devices_of_pod(world, &pod_dir, &found, &mut are_known).await? {
             found.entry(device).or_default().insert(uid.clone());
         }
     }
@@ -107,6 +79,44 @@ async fn list(world: &World) -> Result<Facts, EffectError> {
         FoundDevice { device, pods, context }
     });
     Ok(Facts::Devices(devices.collect()))
+}
+
+/// The devices that a pod's directory refers to. `are_known`: of each of its CSI volumes, whether its data file names one.
+async fn devices_of_pod(
+    world: &World,
+    pod_dir: &Path,
+    found: &BTreeMap<Device, BTreeSet<PodUid>>,
+    are_known: &mut Vec<bool>,
+) -> Result<Vec<Device>, EffectError> {
+    let volumes = pod_dir.join("volumes");
+    let mut devices = Vec::new();
+    // Without a device, as yet, a driver's volume is one that was never staged.
+    let of_drivers: Vec<_> = found.keys().filter(|device| matches!(device, Device::Csi(_))).collect();
+    if !of_drivers.is_empty() {
+        for dir in dirs(world, &volumes.join(CSI_PLUGIN)).await? {
+            let read = csi_device(world, &dir).await;
+            let is_unreadable = read.is_err();
+            let read = read
+                .inspect_err(|error| tracing::warn!(dir = %dir.display(), %error, "failed to read a volume of a pod"));
+            let device = read.ok().flatten().map(|(device, _)| device);
+            are_known.push(device.is_some());
+            if is_unreadable || device.is_none() && csi::is_mounted(world, &dir).await? {
+                // Any of them may be what is mounted there.
+                devices.extend(of_drivers.iter().map(|device| (*device).clone()));
+            }
+            devices.extend(device.filter(|device| found.contains_key(device)));
+        }
+    }
+    for name in names(world, &links_dir(pod_dir, CSI_PLUGIN)).await? {
+        let is_it = |device: &&&Device| matches!(device, Device::Csi(it) if it.block.as_ref() == Some(&name));
+        devices.extend(of_drivers.iter().find(is_it).map(|device| (*device).clone()));
+    }
+    // A directory of the node is in use without a device of its own.
+    let local = dirs(world, &volumes.join(LOCAL_PLUGIN)).await?;
+    devices.extend(local.iter().filter_map(|dir| local_device(dir)));
+    let flex = flex_volumes_of_pod(world, &volumes).await?;
+    devices.extend(flex.into_iter().filter(|device| found.contains_key(device)));
+    Ok(devices)
 }
 
 /// The directories where disks of targets and fabrics are mounted.
