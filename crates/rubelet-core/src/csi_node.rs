@@ -36,7 +36,7 @@ const MIGRATED_PLUGINS: [&str; 7] = [
     "kubernetes.io/vsphere-volume",
 ];
 
-/// What a plugin says of itself.
+/// A plugin's GetInfo response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluginInfo {
     pub kind: String,
@@ -58,7 +58,7 @@ pub struct AcceptedPlugin {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriverVersion(Vec<u64>);
 
-/// What a driver says of this node.
+/// A driver's NodeGetInfo response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverOnNode {
     pub name: String,

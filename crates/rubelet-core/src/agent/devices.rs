@@ -22,15 +22,15 @@ use crate::{
     time::Now,
     volumes::{
         claims::{self, PersistentKind, PersistentSource},
-        devices::{Device, DeviceName, DeviceOptions, DeviceState, Devices},
+        devices::{DeviceName, DeviceOptions, DeviceState, Devices},
         selinux::{self, LabelReport},
     },
 };
 
 impl Agent {
     pub(super) fn stage_device(&mut self, source: Arc<PersistentSource>, options: DeviceOptions, now: Now) {
-        let Some(device) = Device::of(&source) else { return };
-        let subject = Subject::Device(DeviceName::of(&device));
+        let Some(name) = source.device_name() else { return };
+        let subject = Subject::Device(name);
         if !self.outbox.flights.contains(&subject) {
             let reason = "a pod needs it".to_owned();
             self.node.devices.begin_stage(&source);
@@ -180,9 +180,9 @@ fn may_be_unstaged(source: &PersistentSource, error: &EffectError) -> bool {
 pub(super) fn note_step(devices: &mut Devices, uid: &PodUid, op: &Op, result: &Result<Facts, EffectError>) {
     let Op::Volume(op) = op else { return };
     match (op, result) {
-        (VolumeOp::Resolve { .. }, Ok(Facts::Volume(source))) => devices.want(uid, source),
+        (VolumeOp::Resolve { .. }, Ok(Facts::Volume(source))) => devices.add_user(uid, source),
         (VolumeOp::SetUp { claimed: Some(source), .. }, Err(error)) if may_be_unstaged(source, error) => {
-            devices.distrust(source);
+            devices.mark_unstaged(source);
         }
         (VolumeOp::TearDown(_), Ok(Facts::Remains(remains))) if *remains > Remains::Volumes => devices.release(uid),
         // It need not wait for the pod's other volumes.

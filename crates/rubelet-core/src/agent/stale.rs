@@ -18,7 +18,7 @@ impl Agent {
             ("images", self.images.uids().collect()),
             ("node", self.node.gone.keys().collect()),
             ("logs", self.node.logs.uids().collect()),
-            ("devices", self.node.devices.uids().collect()),
+            ("devices", self.node.devices.user_uids().collect()),
             ("flights", flights.collect()),
             ("snapshot", self.snapshot.pods.keys().collect::<Vec<_>>()),
         ];

@@ -67,7 +67,7 @@ impl VolumeOp {
             VolumeOp::SetUp { claimed: Some(source), .. } if matches!(source.kind, PersistentKind::Nfs(_)) => {
                 Properties::disk("SetUpVolume").lasting(Deadline::Driver).aborted()
             }
-            // A driver that was called goes on although nobody waits: the end of the pod's volumes waits for it.
+            // A driver finishes a call whose caller gave up, so the call is not aborted; the end of the pod's volumes waits for it.
             VolumeOp::SetUp { claimed: Some(_), .. } => Properties::disk("SetUpVolume").lasting(Deadline::Ownership),
             VolumeOp::SetUp { claimed: None, .. } => Properties::disk("SetUpVolume").aborted(),
             VolumeOp::Expand { .. } => Properties::disk("ExpandVolume").lasting(Deadline::Driver),

@@ -22,7 +22,7 @@ use crate::{
     volumes::{
         self,
         claims::{self, PersistentSource},
-        devices::{Device, DeviceName, DeviceOptions, DeviceState},
+        devices::{DeviceName, DeviceOptions, DeviceState},
     },
 };
 
@@ -112,7 +112,7 @@ fn next_step(
     plan: &mut Plan,
 ) -> NextStep {
     let name = volume.name.clone();
-    if context.devices.is_taken(&record.id.uid, source) {
+    if context.devices.is_used_by_another_pod(&record.id.uid, source) {
         let (reason, step) = match source.is_block() {
             true => (event_reasons::FAILED_MAP_VOLUME, "MapVolume.SetUpDevice"),
             false => (event_reasons::FAILED_MOUNT_VOLUME, "MountVolume.SetUp"),
@@ -135,7 +135,7 @@ fn next_step(
             check_attach_limit(record, volume, source, now, plan);
         }
         DeviceState::OtherLabel => {
-            let device = Device::of(source).map(|device| DeviceName::of(&device).to_string()).unwrap_or_default();
+            let device = source.device_name().map(|name| name.to_string()).unwrap_or_default();
             let message = format!(
                 "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], failed to process volumes=[]: \
                  waiting for unmount of volume {device:?}, because it is already mounted to a different pod with a different SELinux label"
@@ -276,8 +276,8 @@ impl PodRecord {
     /// Staging the device failed: its volumes may stand for something else now.
     pub fn stage_failed(&mut self, device: &DeviceName) {
         for known in self.volumes.values_mut().filter(|known| !known.is_set_up) {
-            let own = known.claimed.as_ref().and_then(|source| Device::of(source));
-            known.is_resolve_due |= own.is_some_and(|own| DeviceName::of(&own) == *device);
+            let own = known.claimed.as_ref().and_then(|source| source.device_name());
+            known.is_resolve_due |= own.as_ref() == Some(device);
         }
     }
 

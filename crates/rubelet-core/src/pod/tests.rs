@@ -412,7 +412,7 @@ fn wait_for_a_volume_of_one_pod_is_told_in_upstreams_words() {
         record.volumes.entry("v".to_owned()).or_default().claimed = Some(source.clone());
         assert_eq!(show_with_events(&sync_plan(&record, &facts)), "nothing", "the disk was not looked at yet");
         let mut devices = Devices::default();
-        devices.want(&PodUid::new("other"), &source);
+        devices.add_user(&PodUid::new("other"), &source);
         devices.look_due(now());
         devices.listed(Vec::new());
         show_with_events(&sync_plan_on(&devices, &Images::default(), &record, &facts, None))

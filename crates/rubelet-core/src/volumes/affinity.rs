@@ -1,4 +1,4 @@
-//! Whether a persistent volume can be had on this node.
+//! Whether a persistent volume's node affinity matches this node.
 //!
 //! Owns: the match of its node affinity with the node's labels, and upstream's words.
 //! Upstream: `checkNodeAffinity` of the operation executor.

@@ -201,6 +201,11 @@ impl PersistentSource {
         Ok(PersistentSource { name, read_only: claim_ref.read_only, is_exclusive, kind, size, group })
     }
 
+    /// `None` for a volume that is only mounted into pods.
+    pub fn device_name(&self) -> Option<DeviceName> {
+        Device::of(self).map(|device| DeviceName::of(&device))
+    }
+
     /// An inline volume of a CSI driver.
     pub fn inline(name: &str, read_only: bool, volume: CsiVolume) -> Self {
         PersistentSource {
@@ -224,12 +229,12 @@ impl PersistentSource {
         }
     }
 
-    /// Part of its pod's spec, without a persistent volume.
+    /// A CSI ephemeral volume.
     pub fn is_inline(&self) -> bool {
         matches!(&self.kind, PersistentKind::Csi(volume) if volume.lifecycle == CsiLifecycle::Ephemeral)
     }
 
-    /// Its driver mounts it with the SELinux label it is told.
+    /// Its driver supports the mount option `context=`.
     pub fn takes_label(&self) -> bool {
         matches!(&self.kind, PersistentKind::Csi(volume) if volume.rules.takes_label)
     }
@@ -327,7 +332,7 @@ impl PersistentSource {
             | PersistentKind::HostPath { .. }
             | PersistentKind::Local(_)
             | PersistentKind::Flex(_)
-            | PersistentKind::Nfs(_) => Device::of(self).map(|device| DeviceName::of(&device).to_string()),
+            | PersistentKind::Nfs(_) => self.device_name().map(|name| name.to_string()),
         }
     }
 

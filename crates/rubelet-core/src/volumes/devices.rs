@@ -1,6 +1,6 @@
 //! Devices: volumes that are attached to the node or staged on it, once for all pods that use them.
 //!
-//! Owns: which pods want a device, whether it is staged, which devices on disk nobody uses any more, and `volumesInUse`.
+//! Owns: which pods need a device, whether it is staged, which devices on disk no pod uses, and `volumesInUse`.
 //! A device that this process did not stage is not trusted to be staged: staging is safe to repeat. What is on disk, and which
 //! pods' directories refer to it, comes from looks. Never: touches the disk or a driver.
 //! Upstream: `ActualStateOfWorld` and `DesiredStateOfWorld` for attachable and device-mountable plugins.
@@ -177,15 +177,15 @@ pub enum DeviceState<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
     /// By pods whose volumes are not torn down.
-    wanted: BTreeMap<DeviceName, Wanted>,
+    desired: BTreeMap<DeviceName, DesiredDevice>,
     by_pod: BTreeMap<PodUid, BTreeSet<DeviceName>>,
     /// By this process.
     staged: BTreeSet<DeviceName>,
     /// What this process began to stage, until a look finds nothing of it on disk.
-    begun: BTreeMap<DeviceName, BegunStage>,
+    stage_attempts: BTreeMap<DeviceName, StageAttempt>,
     /// The last look at the disk; `None` before the first.
     found: Option<BTreeMap<DeviceName, FoundDevice>>,
-    /// Those of them that no pod uses or wants.
+    /// Found devices that no pod's directory refers to and no pod needs.
     unused: BTreeMap<DeviceName, Device>,
     failures: BTreeMap<DeviceName, Failure>,
     look: LookState,
@@ -194,14 +194,14 @@ pub struct Devices {
 }
 
 #[derive(Clone, Debug)]
-struct Wanted {
+struct DesiredDevice {
     source: Arc<PersistentSource>,
-    /// The first one came first.
+    /// In order of arrival; an exclusive volume goes to the first.
     pods: Vec<PodUid>,
 }
 
 #[derive(Clone, Debug)]
-struct BegunStage {
+struct StageAttempt {
     /// Its name on the Node object, if the attach/detach controller attached it.
     attached_name: Option<String>,
     /// The SELinux label that it is mounted with.
@@ -209,10 +209,10 @@ struct BegunStage {
     is_under_way: bool,
 }
 
-impl BegunStage {
+impl StageAttempt {
     fn of(source: &PersistentSource, is_under_way: bool) -> Self {
         let context = source.mount_context().map(str::to_owned);
-        BegunStage { attached_name: source.attached_name(), context, is_under_way }
+        StageAttempt { attached_name: source.attached_name(), context, is_under_way }
     }
 }
 
@@ -242,14 +242,14 @@ impl Devices {
     }
 
     /// The pod's volume lies on this device.
-    pub fn want(&mut self, pod: &PodUid, source: &Arc<PersistentSource>) {
-        let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
+    pub fn add_user(&mut self, pod: &PodUid, source: &Arc<PersistentSource>) {
+        let Some(name) = source.device_name() else { return };
         self.unused.remove(&name);
         self.by_pod.entry(pod.clone()).or_default().insert(name.clone());
-        let wanted = self.wanted.entry(name).or_insert(Wanted { source: source.clone(), pods: Vec::new() });
-        wanted.source = source.clone();
-        if !wanted.pods.contains(pod) {
-            wanted.pods.push(pod.clone());
+        let desired = self.desired.entry(name).or_insert(DesiredDevice { source: source.clone(), pods: Vec::new() });
+        desired.source = source.clone();
+        if !desired.pods.contains(pod) {
+            desired.pods.push(pod.clone());
         }
     }
 
@@ -265,33 +265,33 @@ impl Devices {
         }
     }
 
-    /// One of the pod's volumes is unmounted, which is called so in its directory. A pod that a previous process served wants
-    /// no device here; the last look shows whether it had one.
+    /// One of the pod's volumes is unmounted, which is called so in its directory. A pod that a previous process served is
+    /// no user here; the last look shows whether it had one.
     pub fn release_volume(&mut self, pod: &PodUid, volume: &str) {
-        let is_it = |name: &DeviceName| self.wanted.get(name).is_some_and(|wanted| wanted.source.name == volume);
+        let is_it = |name: &DeviceName| self.desired.get(name).is_some_and(|desired| desired.source.name == volume);
         let names = self.by_pod.get_mut(pod);
-        let wanted =
+        let desired =
             names.and_then(|names| names.iter().find(|name| is_it(name)).cloned().and_then(|it| names.take(&it)));
-        if let Some(name) = &wanted {
+        if let Some(name) = &desired {
             self.drop_user(name, pod);
         }
         let was_found = self.found.iter().flat_map(BTreeMap::values).any(|found| found.pods.contains(pod));
-        if wanted.is_some() || was_found {
+        if desired.is_some() || was_found {
             self.request_look();
         }
     }
 
     fn drop_user(&mut self, name: &DeviceName, pod: &PodUid) {
-        if let Some(wanted) = self.wanted.get_mut(name) {
-            wanted.pods.retain(|other| other != pod);
-            if wanted.pods.is_empty() {
-                self.wanted.remove(name);
+        if let Some(desired) = self.desired.get_mut(name) {
+            desired.pods.retain(|other| other != pod);
+            if desired.pods.is_empty() {
+                self.desired.remove(name);
             }
         }
     }
 
     pub fn state<'a>(&'a self, source: &PersistentSource, node: Option<&NodeObject>, now: Now) -> DeviceState<'a> {
-        let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return DeviceState::Staged };
+        let Some(name) = source.device_name() else { return DeviceState::Staged };
         if self.context(&name).is_some_and(|context| context != source.mount_context()) {
             return DeviceState::OtherLabel;
         }
@@ -316,48 +316,49 @@ impl Devices {
 
     /// The SELinux label that a device on the node is mounted with. `None` if it is not there.
     fn context(&self, name: &DeviceName) -> Option<Option<&str>> {
-        match self.begun.get(name) {
-            Some(begun) => Some(begun.context.as_deref()),
+        match self.stage_attempts.get(name) {
+            Some(attempt) => Some(attempt.context.as_deref()),
             None => self.found.as_ref()?.get(name).map(|found| found.context.as_deref()),
         }
     }
 
-    /// The SELinux label for which other pods want the volume. `None` if none does.
+    /// The SELinux label for which other pods need the volume. `None` if none does.
     pub fn label_for_others(&self, pod: &PodUid, source: &PersistentSource) -> Option<Option<&str>> {
-        let wanted = self.wanted.get(&DeviceName::of(&Device::of(source)?))?;
-        let is_shared = wanted.pods.iter().any(|other| other != pod) && !wanted.pods.contains(pod);
-        is_shared.then(|| wanted.source.label())
+        let desired = self.desired.get(&source.device_name()?)?;
+        let is_shared = desired.pods.iter().any(|other| other != pod) && !desired.pods.contains(pod);
+        is_shared.then(|| desired.source.label())
     }
 
-    /// Devices that pods want, and that are mounted with another SELinux label for none any more.
+    /// Devices that pods need, and that are mounted with another SELinux label which no pod uses.
     fn mislabelled(&self) -> impl Iterator<Item = (DeviceName, Device)> {
         let is_free = |name: &DeviceName| {
             let found = self.found.as_ref().and_then(|found| found.get(name));
-            let is_begun = self.begun.get(name).is_some_and(|begun| begun.is_under_way);
-            found.is_some_and(|found| found.pods.is_empty()) && !is_begun
+            let is_under_way = self.stage_attempts.get(name).is_some_and(|attempt| attempt.is_under_way);
+            found.is_some_and(|found| found.pods.is_empty()) && !is_under_way
         };
-        let is_other = |name: &DeviceName, wanted: &Wanted| {
-            self.context(name).is_some_and(|context| context != wanted.source.mount_context())
+        let is_other = |name: &DeviceName, desired: &DesiredDevice| {
+            self.context(name).is_some_and(|context| context != desired.source.mount_context())
         };
-        let all = self.wanted.iter().filter(move |(name, wanted)| is_other(name, wanted) && is_free(name));
-        all.filter_map(|(name, wanted)| Some((name.clone(), Device::of(&wanted.source)?)))
+        let all = self.desired.iter().filter(move |(name, desired)| is_other(name, desired) && is_free(name));
+        all.filter_map(|(name, desired)| Some((name.clone(), Device::of(&desired.source)?)))
     }
 
-    /// The pods that want devices.
-    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+    /// The pods that need devices.
+    pub fn user_uids(&self) -> impl Iterator<Item = &PodUid> {
         self.by_pod.keys()
     }
 
-    /// The pods that want the device.
+    /// The pods that need the device.
     pub fn users(&self, name: &DeviceName) -> Vec<PodUid> {
-        self.wanted.get(name).map(|wanted| wanted.pods.clone()).unwrap_or_default()
+        self.desired.get(name).map(|desired| desired.pods.clone()).unwrap_or_default()
     }
 
-    /// The pods that want a device which is not staged, or which serves one pod only and may be free now.
+    /// The pods that need a device which is not staged, or which serves one pod only and may be free now.
     pub fn waiting_pods(&self) -> Vec<PodUid> {
-        let may_wait = |name: &DeviceName, wanted: &Wanted| wanted.source.is_exclusive || !self.staged.contains(name);
-        let waiting = self.wanted.iter().filter(|(name, wanted)| may_wait(name, wanted));
-        waiting.flat_map(|(_, wanted)| wanted.pods.iter().cloned()).collect()
+        let may_wait =
+            |name: &DeviceName, desired: &DesiredDevice| desired.source.is_exclusive || !self.staged.contains(name);
+        let waiting = self.desired.iter().filter(|(name, desired)| may_wait(name, desired));
+        waiting.flat_map(|(_, desired)| desired.pods.iter().cloned()).collect()
     }
 
     /// A look has shown which pods of a previous process have devices.
@@ -366,7 +367,7 @@ impl Devices {
     }
 
     /// Another pod uses a volume that only one pod may use: one that a previous process served, or one that came first.
-    pub fn is_taken(&self, pod: &PodUid, source: &PersistentSource) -> bool {
+    pub fn is_used_by_another_pod(&self, pod: &PodUid, source: &PersistentSource) -> bool {
         let Some(name) = Device::of(source).filter(|_| source.is_exclusive).map(|device| DeviceName::of(&device))
         else {
             return false;
@@ -374,7 +375,7 @@ impl Devices {
         let Some(found) = &self.found else { return true };
         match found.get(&name).map(|found| &found.pods).filter(|pods| !pods.is_empty()) {
             Some(pods) => !pods.contains(pod),
-            None => self.wanted.get(&name).and_then(|wanted| wanted.pods.first()).is_some_and(|first| first != pod),
+            None => self.desired.get(&name).and_then(|desired| desired.pods.first()).is_some_and(|first| first != pod),
         }
     }
 
@@ -382,49 +383,49 @@ impl Devices {
     pub fn attachment_changed(&self, before: Option<&NodeObject>, after: Option<&NodeObject>) -> Vec<PodUid> {
         let has = |node: Option<&NodeObject>, volume: &str| node.is_some_and(|it| it.has_attached(volume));
         let is_changed = |volume: String| has(before, &volume) != has(after, &volume);
-        let changed = self.wanted.values().filter(|wanted| wanted.source.attached_name().is_some_and(is_changed));
-        changed.flat_map(|wanted| wanted.pods.iter().cloned()).collect()
+        let changed = self.desired.values().filter(|desired| desired.source.attached_name().is_some_and(is_changed));
+        changed.flat_map(|desired| desired.pods.iter().cloned()).collect()
     }
 
     /// From now on it may be staged, whatever the result.
     pub fn begin_stage(&mut self, source: &PersistentSource) {
-        let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
-        self.begun.insert(name, BegunStage::of(source, true));
+        let Some(name) = source.device_name() else { return };
+        self.stage_attempts.insert(name, StageAttempt::of(source, true));
     }
 
     pub fn staged(&mut self, source: &PersistentSource) {
-        let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
-        self.begun.insert(name.clone(), BegunStage::of(source, false));
+        let Some(name) = source.device_name() else { return };
+        self.stage_attempts.insert(name.clone(), StageAttempt::of(source, false));
         self.failures.remove(&name);
-        if !self.wanted.contains_key(&name) {
+        if !self.desired.contains_key(&name) {
             self.request_look();
         }
         self.staged.insert(name);
     }
 
-    /// A driver may have staged it all the same, so it is looked for on disk when nobody wants it.
+    /// The driver may have staged it despite the error: if no pod needs it, the disk is looked at.
     pub fn failed(&mut self, name: &DeviceName, message: String, now: Now) {
         let failure = Failure::of_volume(self.failures.get(name), message, now);
         self.failures.insert(name.clone(), failure);
         // A label that it was to be mounted with keeps other pods waiting until a look shows that it is not.
         let mut has_label = false;
-        if let Some(begun) = self.begun.get_mut(name) {
-            begun.is_under_way = false;
-            has_label = begun.context.is_some();
+        if let Some(attempt) = self.stage_attempts.get_mut(name) {
+            attempt.is_under_way = false;
+            has_label = attempt.context.is_some();
         }
-        if has_label || !self.wanted.contains_key(name) {
+        if has_label || !self.desired.contains_key(name) {
             self.request_look();
         }
     }
 
     /// A volume could not be published: a driver that was restarted may not know that it is staged.
-    pub fn distrust(&mut self, source: &PersistentSource) {
-        if let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) {
+    pub fn mark_unstaged(&mut self, source: &PersistentSource) {
+        if let Some(name) = source.device_name() {
             self.staged.remove(&name);
         }
     }
 
-    /// What failed on the driver's devices is tried again at once. Returns the pods that want them.
+    /// What failed on the driver's devices is tried again at once. Returns the pods that need them.
     pub fn retry(&mut self, driver: &str, now: Now) -> Vec<PodUid> {
         let prefix = DeviceName::of(&Device::csi(driver, ""));
         let failed = self.failures.iter_mut().filter(|(name, _)| name.0.starts_with(&prefix.0));
@@ -439,7 +440,7 @@ impl Devices {
     pub fn unstaged(&mut self, name: &DeviceName) {
         self.failures.remove(name);
         self.staged.remove(name);
-        self.begun.remove(name);
+        self.stage_attempts.remove(name);
         self.unused.remove(name);
         if let Some(found) = &mut self.found {
             found.remove(name);
@@ -471,7 +472,7 @@ impl Devices {
         self.look = LookState::Due(now.uptime + LOOK_RETRY);
     }
 
-    /// Takes in a look: what is on disk and neither wanted nor referred to by a pod's directory is unused.
+    /// Takes in a look: what is on disk, needed by no pod and referred to by no pod's directory is unused.
     pub fn listed(&mut self, devices: Vec<FoundDevice>) {
         let was_requested = self.look == LookState::UnderWay { is_requested: true };
         self.look = if was_requested { LookState::Due(Uptime::ZERO) } else { LookState::Idle };
@@ -484,20 +485,20 @@ impl Devices {
             known.pods.extend(device.pods);
         }
         for (name, device) in &found {
-            if device.pods.is_empty() && !self.wanted.contains_key(name) {
+            if device.pods.is_empty() && !self.desired.contains_key(name) {
                 self.unused.insert(name.clone(), device.device.clone());
             }
         }
-        self.failures.retain(|name, _| self.wanted.contains_key(name) || found.contains_key(name));
-        self.staged.retain(|name| self.wanted.contains_key(name) || found.contains_key(name));
+        self.failures.retain(|name, _| self.desired.contains_key(name) || found.contains_key(name));
+        self.staged.retain(|name| self.desired.contains_key(name) || found.contains_key(name));
         // A look that began before the last change may not show it. Each failure of a stage with a label is followed by a look,
         // which shows whether the label counts.
-        let (wanted, staged) = (&self.wanted, &self.staged);
-        let may_stay = |name: &DeviceName, stage: &BegunStage| {
-            let is_wanted = wanted.contains_key(name) && (stage.context.is_none() || staged.contains(name));
-            stage.is_under_way || was_requested || is_wanted || found.contains_key(name)
+        let (desired, staged) = (&self.desired, &self.staged);
+        let may_stay = |name: &DeviceName, stage: &StageAttempt| {
+            let is_desired = desired.contains_key(name) && (stage.context.is_none() || staged.contains(name));
+            stage.is_under_way || was_requested || is_desired || found.contains_key(name)
         };
-        self.begun.retain(|name, stage| may_stay(name, stage));
+        self.stage_attempts.retain(|name, stage| may_stay(name, stage));
         self.found = Some(found);
     }
 
@@ -512,12 +513,12 @@ impl Devices {
     /// and before the Node object is known: what it has stays.
     pub fn in_use(&self, node: Option<&NodeObject>) -> Option<Vec<String>> {
         let (found, node) = (self.found.as_ref()?, node?);
-        let wanted = self.wanted.values().filter_map(|wanted| wanted.source.attached_name());
-        let begun = self.begun.values().filter_map(|stage| stage.attached_name.clone());
+        let desired = self.desired.values().filter_map(|desired| desired.source.attached_name());
+        let attempt = self.stage_attempts.values().filter_map(|stage| stage.attached_name.clone());
         // Whether a previous process's devices were attached is only in the Node object.
         let was_in_use = |volume: &String| node.volumes_in_use.contains(volume);
         let found = found.values().flat_map(|found| found.device.volume_names()).filter(was_in_use);
-        let names: BTreeSet<_> = wanted.chain(begun).chain(found).collect();
+        let names: BTreeSet<_> = desired.chain(attempt).chain(found).collect();
         Some(names.into_iter().collect())
     }
 
@@ -574,7 +575,7 @@ mod tests {
     fn device_is_staged_once_attached_and_reported_in_use() {
         let (mut devices, pod) = (Devices::default(), PodUid::new("p"));
         let wanted = source("h");
-        devices.want(&pod, &wanted);
+        devices.add_user(&pod, &wanted);
         let state = |devices: &Devices, node: &NodeObject| format!("{:?}", devices.state(&wanted, Some(node), now()));
         assert_eq!(state(&devices, &node(&[], &["h"])), "NotAttached");
         assert_eq!(state(&devices, &node(&["h"], &[])), "NotAttached");
@@ -602,7 +603,7 @@ mod tests {
         let disk = Arc::new(disk);
         let mut devices = Devices::without_controller();
         for wanted in [&csi, &disk] {
-            devices.want(&pod, wanted);
+            devices.add_user(&pod, wanted);
         }
         assert_eq!(devices.state(&csi, Some(&node(&["h"], &["h"])), now()), DeviceState::NeedsController);
         assert_eq!(devices.state(&disk, Some(&node(&[], &[])), now()), DeviceState::Unstaged);
@@ -629,7 +630,7 @@ mod tests {
         let mut devices = Devices::default();
         let pods = [PodUid::new("p"), PodUid::new("q")];
         for pod in &pods {
-            devices.want(pod, &source("h"));
+            devices.add_user(pod, &source("h"));
         }
         assert!(devices.look_due(now()), "a previous process may have left devices");
         devices.listed(vec![found("h", &["p"]), found("left", &[]), found("running", &["r"])]);
@@ -643,7 +644,7 @@ mod tests {
         assert!(devices.look_due(now()));
         devices.listed(vec![found("h", &[])]);
         assert_eq!(unstaged_now(&devices), ["kubernetes.io/csi/d^h"]);
-        devices.want(&pods[0], &source("h"));
+        devices.add_user(&pods[0], &source("h"));
         assert!(unstaged_now(&devices).is_empty(), "a pod wants it again");
     }
 
@@ -653,7 +654,7 @@ mod tests {
         devices.look_due(now());
         devices.listed(Vec::new());
         for handle in ["a", "hangs"] {
-            devices.want(&pod, &source(handle));
+            devices.add_user(&pod, &source(handle));
         }
         devices.release_volume(&pod, "pv-a");
         assert!(devices.look_due(now()));
@@ -682,10 +683,10 @@ mod tests {
         let ready = node(&["h"], &["h"]);
         devices.look_due(now());
         devices.listed(Vec::new());
-        devices.want(&pod, &labelled("one"));
+        devices.add_user(&pod, &labelled("one"));
         devices.begin_stage(&labelled("one"));
         devices.failed(&name, "no such option".to_owned(), now());
-        devices.want(&pod, &source("h"));
+        devices.add_user(&pod, &source("h"));
         assert_eq!(devices.state(&source("h"), Some(&ready), later(1_000)), DeviceState::OtherLabel, "it may be there");
         assert!(devices.look_due(now()));
         devices.listed(Vec::new());
@@ -701,7 +702,7 @@ mod tests {
         assert_eq!(devices.in_use(None), None, "what the Node object has is not known yet");
         let names = |devices: &Devices| devices.in_use(Some(&node(&["old", "gone"], &[]))).unwrap();
         assert_eq!(names(&devices), ["kubernetes.io/csi/d^old"]);
-        devices.want(&pod, &source("h"));
+        devices.add_user(&pod, &source("h"));
         assert_eq!(names(&devices), ["kubernetes.io/csi/d^h", "kubernetes.io/csi/d^old"]);
         devices.staged(&source("h"));
         devices.release(&pod);
@@ -714,7 +715,7 @@ mod tests {
     fn volume_whose_stage_is_under_way_stays_in_use_without_its_pod() {
         let (mut devices, pod, name) = (Devices::default(), PodUid::new("p"), DeviceName::of(&device("h")));
         let in_use = |devices: &Devices| !devices.in_use(Some(&node(&[], &[]))).unwrap().is_empty();
-        devices.want(&pod, &source("h"));
+        devices.add_user(&pod, &source("h"));
         devices.look_due(now());
         devices.begin_stage(&source("h"));
         devices.release(&pod);
@@ -737,13 +738,13 @@ mod tests {
         let found = |pods: &[&str]| FoundDevice { context: Some("one".to_owned()), ..found("h", pods) };
         devices.look_due(now());
         devices.listed(vec![found(&["p"])]);
-        devices.want(&pods[0], &labelled("one"));
+        devices.add_user(&pods[0], &labelled("one"));
         assert_eq!(devices.label_for_others(&pods[1], &source("h")), Some(Some("one")));
         assert_eq!(devices.state(&labelled("one"), Some(&ready), now()), DeviceState::Unstaged);
         devices.staged(&labelled("one"));
         devices.release(&pods[0]);
         assert_eq!(devices.label_for_others(&pods[1], &source("h")), None);
-        devices.want(&pods[1], &labelled("two"));
+        devices.add_user(&pods[1], &labelled("two"));
         assert_eq!(devices.state(&labelled("two"), Some(&ready), now()), DeviceState::OtherLabel);
         assert!(unstaged_now(&devices).is_empty(), "the first pod may still have it");
         assert!(devices.look_due(now()));
@@ -762,9 +763,9 @@ mod tests {
         let (mut devices, wanted) = (Devices::default(), source("h"));
         devices.look_due(now());
         devices.listed(Vec::new());
-        devices.want(&PodUid::new("p"), &wanted);
+        devices.add_user(&PodUid::new("p"), &wanted);
         devices.staged(&wanted);
-        devices.distrust(&wanted);
+        devices.mark_unstaged(&wanted);
         assert_eq!(devices.state(&wanted, Some(&node(&["h"], &["h"])), now()), DeviceState::Unstaged);
         devices.release(&PodUid::new("p"));
         assert_eq!(devices.in_use(Some(&node(&[], &[]))).unwrap(), ["kubernetes.io/csi/d^h"], "it may be staged");
@@ -774,17 +775,23 @@ mod tests {
     fn exclusive_volume_serves_one_pod() {
         let mut devices = Devices::default();
         let exclusive = Arc::new(PersistentSource { is_exclusive: true, ..(*source("h")).clone() });
-        devices.want(&PodUid::new("p"), &exclusive);
-        assert!(devices.is_taken(&PodUid::new("p"), &exclusive), "the disk may show another one");
+        devices.add_user(&PodUid::new("p"), &exclusive);
+        assert!(devices.is_used_by_another_pod(&PodUid::new("p"), &exclusive), "the disk may show another one");
         devices.look_due(now());
         devices.listed(Vec::new());
-        devices.want(&PodUid::new("q"), &exclusive);
-        assert!(!devices.is_taken(&PodUid::new("p"), &exclusive));
-        assert!(devices.is_taken(&PodUid::new("q"), &exclusive));
-        assert!(!devices.is_taken(&PodUid::new("q"), &source("h")), "other access modes allow several pods");
+        devices.add_user(&PodUid::new("q"), &exclusive);
+        assert!(!devices.is_used_by_another_pod(&PodUid::new("p"), &exclusive));
+        assert!(devices.is_used_by_another_pod(&PodUid::new("q"), &exclusive));
+        assert!(
+            !devices.is_used_by_another_pod(&PodUid::new("q"), &source("h")),
+            "other access modes allow several pods"
+        );
         devices.listed(vec![found("h", &["q"])]);
-        assert!(devices.is_taken(&PodUid::new("p"), &exclusive), "a previous process served the other one");
-        assert!(!devices.is_taken(&PodUid::new("q"), &exclusive));
+        assert!(
+            devices.is_used_by_another_pod(&PodUid::new("p"), &exclusive),
+            "a previous process served the other one"
+        );
+        assert!(!devices.is_used_by_another_pod(&PodUid::new("q"), &exclusive));
         devices.staged(&exclusive);
         assert_eq!(devices.waiting_pods().len(), 2, "each look may show that it is free, staged or not");
     }

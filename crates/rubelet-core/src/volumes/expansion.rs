@@ -16,7 +16,7 @@ const NOT_REQUIRED_ANNOTATION: &str = "volume.kubernetes.io/node-expansion-not-r
 const RESIZE_PENDING: &str = "NodeResizePending";
 const RESIZE_IN_PROGRESS: &str = "NodeResizeInProgress";
 const RESIZE_INFEASIBLE: &str = "NodeResizeInfeasible";
-/// The conditions of a claim that tell how far its expansion is.
+/// The claim's conditions about its expansion.
 const RESIZE_CONDITIONS: [&str; 4] =
     ["FileSystemResizePending", "Resizing", "ControllerResizeError", "NodeResizeError"];
 const NODE_RESIZE_ERROR: &str = "NodeResizeError";
@@ -52,7 +52,7 @@ impl ClaimedSize {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Expanded {
     Done,
-    /// The claim does not want it, or another node did it.
+    /// The claim's status needs no node expansion, or another node did it.
     NotNeeded,
     /// The controller is at work, or has to undo it: it is asked for again when the claim has been read again.
     NotYet,
@@ -116,7 +116,7 @@ pub fn is_given_up(claim: &PersistentVolumeClaim, size: &str) -> bool {
     has_failed && Quantity::parse(size).is_ok_and(|size| size != asked)
 }
 
-/// The claim's status while the driver works. `None`: it says so.
+/// The claim's status while the driver works. `None`: the status is already NodeResizeInProgress.
 pub fn in_progress_patch(claim: &PersistentVolumeClaim) -> Option<Value> {
     (resize_state(claim) != Some(RESIZE_IN_PROGRESS))
         .then(|| checked(claim, &json!({"allocatedResourceStatuses": {STORAGE: RESIZE_IN_PROGRESS}})))

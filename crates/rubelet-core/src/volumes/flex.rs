@@ -35,7 +35,7 @@ pub struct FlexVolume {
     pub driver: String,
     /// Empty leaves it to the driver.
     pub fs_type: String,
-    /// They beat the agent's own.
+    /// They override the agent's own.
     pub options: BTreeMap<String, String>,
     pub secret: Option<SecretName>,
     /// What the driver says of itself; the defaults until it is asked.
@@ -44,7 +44,7 @@ pub struct FlexVolume {
     pub has_controller: bool,
 }
 
-/// What a driver can do. It can, unless it says otherwise; only of figures it must say that it has them.
+/// What a driver can do. Without an answer every capability but supportsMetrics counts as present, as upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// Volumes are attached by the controller, and mounted once for all pods.

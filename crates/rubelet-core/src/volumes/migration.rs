@@ -49,7 +49,7 @@ pub fn persistent_volume(volume: &PersistentVolume) -> Result<Cow<'_, Persistent
     Ok(Cow::Owned(translated))
 }
 
-/// What a driver calls places. Shares are to be had everywhere, and Azure's disks keep their labels, as upstream.
+/// A driver's topology keys. Shares are to be had everywhere, and Azure's disks keep their labels, as upstream.
 fn keys_of(driver: &str) -> Option<Keys> {
     let (zone, region) = match driver {
         AWS => ("topology.ebs.csi.aws.com/zone", None),

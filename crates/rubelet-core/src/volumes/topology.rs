@@ -1,4 +1,4 @@
-//! Where a persistent volume can be had whose kind moved to a CSI driver, said in the labels of that driver.
+//! Topology of migrated persistent volumes: zone and region labels become the topology keys of the CSI driver.
 //!
 //! Owns: the keys of drivers, and the node affinity made of them.
 //! Upstream: `translateTopologyFromInTreeToCSI` of `csi-translation-lib`.
@@ -16,7 +16,7 @@ const REGION: &str = "topology.kubernetes.io/region";
 /// Between the zones of a disk that is in several.
 pub const ZONE_DELIMITER: &str = "__";
 
-/// What a driver calls places.
+/// A driver's topology keys.
 #[derive(Debug)]
 pub struct Keys {
     pub zone: &'static str,
