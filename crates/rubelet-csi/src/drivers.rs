@@ -7,10 +7,8 @@ use std::{
     collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-
-use tokio::sync::watch;
 
 use crate::{
     CsiClient, CsiError, CsiPlugins, CsiResult, DriverAddress, ExpandVolume, NodeCapabilities, NodeInfo, PublishVolume,
@@ -21,21 +19,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Drivers {
     plugins: Arc<dyn CsiPlugins>,
-    by_name: Arc<watch::Sender<BTreeMap<String, Driver>>>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Driver {
-    /// Of its Node service.
-    pub socket: PathBuf,
-    /// The highest version that it supports.
-    pub version: String,
-    /// What the driver calls this node.
-    pub node_id: String,
-    /// How many volumes it can have here; `None`: no limit.
-    pub max_volumes: Option<i64>,
-    /// Sorted by key.
-    pub topology: BTreeMap<String, String>,
+    /// The socket of each driver's Node service.
+    sockets: Arc<Mutex<BTreeMap<String, PathBuf>>>,
 }
 
 /// No driver, and the port over gRPC.
@@ -47,13 +32,13 @@ impl Default for Drivers {
 
 impl fmt::Debug for Drivers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Drivers").field("by_name", &self.by_name).finish_non_exhaustive()
+        f.debug_struct("Drivers").field("sockets", &*self.sockets()).finish_non_exhaustive()
     }
 }
 
 impl Drivers {
     pub fn over(plugins: Arc<dyn CsiPlugins>) -> Self {
-        Drivers { plugins, by_name: Arc::new(watch::Sender::new(BTreeMap::new())) }
+        Drivers { plugins, sockets: Arc::default() }
     }
 
     /// The port, for plugins that are not registered yet.
@@ -61,38 +46,26 @@ impl Drivers {
         &*self.plugins
     }
 
-    pub fn get(&self, name: &str) -> Option<Driver> {
-        self.by_name.borrow().get(name).cloned()
-    }
-
-    pub fn names(&self) -> Vec<String> {
-        self.by_name.borrow().keys().cloned().collect()
-    }
-
     /// Does not connect yet.
     pub fn client(&self, name: &str) -> CsiResult<Client> {
         let unknown =
             || CsiError::without_call(format!("driver name {name} not found in the list of registered CSI drivers"));
-        let socket = self.by_name.borrow().get(name).map(|driver| driver.socket.clone()).ok_or_else(unknown)?;
+        let socket = self.sockets().get(name).cloned().ok_or_else(unknown)?;
         Ok(Client { plugins: self.plugins.clone(), address: DriverAddress { name: name.to_owned(), socket } })
     }
 
-    /// Changes when a driver comes, goes or is replaced.
-    pub fn subscribe(&self) -> watch::Receiver<BTreeMap<String, Driver>> {
-        self.by_name.subscribe()
-    }
-
     /// Replaces a driver of the same name.
-    pub fn register(&self, name: &str, driver: Driver) {
-        self.by_name.send_if_modified(|drivers| {
-            let is_new = drivers.get(name) != Some(&driver);
-            drivers.insert(name.to_owned(), driver);
-            is_new
-        });
+    pub fn register(&self, name: &str, socket: PathBuf) {
+        self.sockets().insert(name.to_owned(), socket);
     }
 
     pub fn unregister(&self, name: &str) {
-        self.by_name.send_if_modified(|drivers| drivers.remove(name).is_some());
+        self.sockets().remove(name);
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, BTreeMap<String, PathBuf>> {
+        // Each change is complete when the lock is given back.
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

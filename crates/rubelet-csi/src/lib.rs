@@ -31,7 +31,7 @@ pub mod pluginregistration {
 }
 
 pub use client::{CALL_TIMEOUT, CsiClient};
-pub use drivers::{Client, Driver, Drivers};
+pub use drivers::{Client, Drivers};
 pub use error::{Code, CsiError, CsiResult};
 pub use port::{CsiPlugins, DriverAddress, NodeCapabilities, NodeInfo, VolumeCondition, VolumeStats, VolumeUsage};
 pub use redacted::Secrets;

@@ -24,10 +24,6 @@ impl Secrets {
     pub fn insert(&mut self, key: String, value: String) {
         self.0.insert(key, value);
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 impl fmt::Debug for Secrets {

@@ -1,7 +1,7 @@
 //! Plugins: the sockets in `plugins_registry`.
 //!
 //! Owns: which sockets there are, a task for each, and the CSINode object's first version. A kernel hint only triggers a look; a
-//! slow periodic look finds what hints lost. Never: talks to a plugin (`registration.rs`).
+//! slow periodic look finds what hints lost. Never: calls a plugin (`registration.rs`).
 //! Upstream: `pluginmanager/pluginwatcher`, `pluginmanager/reconciler`.
 
 pub(crate) mod limits;
@@ -17,7 +17,8 @@ use std::{
 };
 
 use futures_util::future::select_all;
-use rubelet_core::event::Event;
+use rubelet_core::{csi_node::DriverOnNode, event::Event};
+use rubelet_csi::NodeInfo;
 use rubelet_host::{
     port::{FileIdentity, FileKind},
     watch::Hints,
@@ -108,6 +109,11 @@ async fn make_csi_node(csi_node: &CsiNodeWriter, inbox: &mpsc::Sender<Event>) {
         // A closed inbox is the end of the agent.
         let _ = inbox.send(Event::CsiNode { is_made: true }).await;
     }
+}
+
+fn driver_on_node(name: &str, info: NodeInfo) -> DriverOnNode {
+    let NodeInfo { node_id, max_volumes, topology } = info;
+    DriverOnNode { name: name.to_owned(), node_id, max_volumes, topology }
 }
 
 /// The sockets present now.

@@ -7,17 +7,14 @@
 use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::CSIDriver;
-use rubelet_core::{
-    csi_node::{self, DriverOnNode},
-    fnv::fnv32a,
-    time::Uptime,
-};
+use rubelet_core::{csi_node, fnv::fnv32a, time::Uptime};
 use rubelet_kube::{
     port::ObjectPath,
     reflector::{self, Delta, Selection},
 };
 use tokio::{sync::mpsc, time::timeout};
 
+use super::driver_on_node;
 use crate::{node::csi_node::CsiNodeWriter, world::World};
 
 /// Changes of one object are rare, and each is applied at once.
@@ -86,11 +83,5 @@ pub(crate) async fn update(world: &World, csi_node: &CsiNodeWriter, driver: &str
 async fn try_update(world: &World, csi_node: &CsiNodeWriter, driver: &str) -> Result<(), String> {
     let client = world.csi.client(driver).map_err(|error| error.to_string())?;
     let info = client.node_info().await.map_err(|error| error.to_string())?;
-    let on_node = DriverOnNode {
-        name: driver.to_owned(),
-        node_id: info.node_id,
-        max_volumes: info.max_volumes,
-        topology: info.topology,
-    };
-    csi_node.update(&on_node).await.map_err(|error| error.to_string())
+    csi_node.update(&driver_on_node(driver, info)).await.map_err(|error| error.to_string())
 }

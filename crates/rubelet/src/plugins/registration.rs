@@ -13,17 +13,17 @@ use std::{
 };
 
 use rubelet_core::{
-    csi_node::{self, AcceptedPlugin, DriverOnNode, DriverVersion, PluginInfo},
+    csi_node::{self, AcceptedPlugin, DriverVersion, PluginInfo},
     event::Event,
 };
-use rubelet_csi::{Driver, DriverAddress};
+use rubelet_csi::DriverAddress;
 use rubelet_host::port::FileIdentity;
 use tokio::{
     sync::{mpsc, watch},
     time::{sleep, timeout},
 };
 
-use super::limits;
+use super::{driver_on_node, limits};
 use crate::{
     node::csi_node::{CsiNodeWriter, WriteError},
     world::World,
@@ -175,23 +175,11 @@ impl Registrar {
 
     /// Makes the driver usable, then known in the API. While the API server is away it is usable all the same.
     async fn install(&self, plugin: &AcceptedPlugin) -> Result<(), String> {
-        let AcceptedPlugin { name, endpoint, version } = plugin;
+        let AcceptedPlugin { name, endpoint, .. } = plugin;
         let address = DriverAddress { name: name.clone(), socket: endpoint.clone() };
         let info = self.world.csi.plugins().node_info(&address).await.map_err(|error| error.to_string())?;
-        let on_node = DriverOnNode {
-            name: name.clone(),
-            node_id: info.node_id.clone(),
-            max_volumes: info.max_volumes,
-            topology: info.topology.clone(),
-        };
-        let driver = Driver {
-            socket: endpoint.clone(),
-            version: version.to_string(),
-            node_id: info.node_id,
-            max_volumes: info.max_volumes,
-            topology: info.topology,
-        };
-        self.world.csi.register(name, driver);
+        let on_node = driver_on_node(name, info);
+        self.world.csi.register(name, endpoint.clone());
         // A closed inbox is the end of the agent.
         let _ = self.inbox.send(Event::DriverRegistered { driver: name.clone() }).await;
         let mut pace = Pace::default();

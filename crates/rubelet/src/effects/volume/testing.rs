@@ -1,7 +1,6 @@
 //! A CSI driver that keeps what it was asked for, and a node on which it is registered.
 
 use std::{
-    collections::BTreeMap,
     fs,
     os::unix::fs::MetadataExt,
     path::Path,
@@ -21,8 +20,8 @@ use rubelet_core::{
     },
 };
 use rubelet_csi::{
-    AccessType, CsiError, CsiPlugins, CsiResult, Driver, DriverAddress, Drivers, ExpandVolume, NodeCapabilities,
-    NodeInfo, PublishVolume, StageVolume, VolumeAccess, VolumeStats, pluginregistration::PluginInfo,
+    AccessType, CsiError, CsiPlugins, CsiResult, DriverAddress, Drivers, ExpandVolume, NodeCapabilities, NodeInfo,
+    PublishVolume, StageVolume, VolumeAccess, VolumeStats, pluginregistration::PluginInfo,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -137,14 +136,7 @@ impl Fixture {
     pub(super) async fn with(driver: FakeDriver) -> Self {
         let (dir, driver) = (TempDir::new().unwrap(), Arc::new(driver));
         let csi = Drivers::over(driver.clone());
-        let registered = Driver {
-            socket: "/d.sock".into(),
-            version: "1.0.0".to_owned(),
-            node_id: "n1".to_owned(),
-            max_volumes: None,
-            topology: BTreeMap::new(),
-        };
-        csi.register("d", registered);
+        csi.register("d", "/d.sock".into());
         let world = World { csi, ..world_in(dir.path()) };
         make_pod_dirs(&world, &pod_ref(UID)).await.unwrap();
         Fixture { dir, world, driver }

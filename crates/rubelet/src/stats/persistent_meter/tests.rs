@@ -8,8 +8,8 @@ use rubelet_core::{
     volumes::csi::{AccessMode, DriverRules},
 };
 use rubelet_csi::{
-    Code, CsiError, CsiPlugins, Driver, DriverAddress, Drivers, ExpandVolume, NodeCapabilities, NodeInfo,
-    PublishVolume, StageVolume, VolumeCondition, VolumeStats, pluginregistration::PluginInfo,
+    Code, CsiError, CsiPlugins, DriverAddress, Drivers, ExpandVolume, NodeCapabilities, NodeInfo, PublishVolume,
+    StageVolume, VolumeCondition, VolumeStats, pluginregistration::PluginInfo,
 };
 use serde_json::json;
 
@@ -83,14 +83,7 @@ impl CsiPlugins for FakeDriver {
 fn world(dir: &Path) -> World {
     let csi = Drivers::over(Arc::new(FakeDriver));
     for name in ["good", "simple"] {
-        let driver = Driver {
-            socket: format!("/{name}.sock").into(),
-            version: "1.0.0".to_owned(),
-            node_id: "n1".to_owned(),
-            max_volumes: None,
-            topology: BTreeMap::new(),
-        };
-        csi.register(name, driver);
+        csi.register(name, format!("/{name}.sock").into());
     }
     let clock = Clock::simulated(at("2026-11-15T19:00:00Z"), Arc::default());
     World { csi, clock, ..world_in(dir) }
