@@ -17,8 +17,9 @@ use crate::{Code, CsiError, CsiResult};
 
 /// Of one response. It is gRPC's default, and a driver's answers are a few hundred bytes.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// The deadline is enforced here; the driver is told a later one, so that its own answer for it does not race with ours.
-const TOLD_LATER: Duration = Duration::from_secs(1);
+/// Added to the deadline in the request's header. The deadline itself is enforced here; with the same one the driver would
+/// end the call at the same moment, with a code of its own.
+const DRIVER_DEADLINE_MARGIN: Duration = Duration::from_secs(1);
 
 /// Dials, sends, waits for the response, all within `timeout`.
 pub(crate) async fn call<Ask, Answer, Call>(
@@ -33,7 +34,7 @@ where
     let answer = async {
         let channel = dial(socket).await?;
         let mut request = Request::new(message);
-        request.set_timeout(timeout.saturating_add(TOLD_LATER));
+        request.set_timeout(timeout.saturating_add(DRIVER_DEADLINE_MARGIN));
         Ok(send(channel, request).await?.into_inner())
     };
     let elapsed = |_| CsiError::new(Code::DeadlineExceeded, "context deadline exceeded");

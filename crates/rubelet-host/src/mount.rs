@@ -95,7 +95,7 @@ pub fn make_rshared(path: &Path) -> io::Result<()> {
 #[derive(Clone, Debug, Default)]
 pub struct Mounter(Arc<Mutex<BTreeSet<PathBuf>>>);
 
-/// The mount point is free again when this is dropped.
+/// A mount point that a call changes. Dropping it allows the next change.
 #[derive(Debug)]
 struct Changing<'a> {
     mounter: &'a Mounter,
@@ -109,7 +109,7 @@ impl Drop for Changing<'_> {
 }
 
 impl Mounter {
-    /// `Err` while an earlier call, which nobody waits for any more, still changes the same mount point.
+    /// An error while an earlier call for the same mount point still runs. Its caller may have stopped waiting for it.
     fn change<'a>(&'a self, target: &'a Path) -> io::Result<Changing<'a>> {
         if self.targets().insert(target.to_owned()) {
             return Ok(Changing { mounter: self, target });
@@ -208,24 +208,24 @@ fn top_mount(path: &Path) -> io::Result<Option<Mount>> {
     Ok(mount_table()?.into_iter().rfind(|mount| mount.point == path))
 }
 
-/// The mount points as they were read, and the file that tells when others are mounted. It tells nothing of attributes, nor of a
-/// renamed directory above one, which the agent does not do.
+/// The mount points as they were read, and the file they were read from: poll(2) reports on it each mount and unmount. Changed
+/// attributes and a renamed directory above a mount point are not reported; the agent makes neither.
 struct KnownPoints {
     table: File,
     points: Arc<[PathBuf]>,
 }
 
-/// The kernel takes milliseconds to write a table of hundreds of lines, and every volume is looked for in it.
+/// Kept between calls: the kernel takes milliseconds to write a table of hundreds of lines, and each volume needs it.
 static KNOWN: Mutex<Option<KnownPoints>> = Mutex::new(None);
 
 fn points() -> io::Result<Arc<[PathBuf]>> {
-    // Who holds it is reading, and may be held up: others read for themselves.
+    // Another call holds the lock while it reads the table; this one reads the table itself instead of waiting.
     let mut known = match KNOWN.try_lock() {
         Ok(known) => Some(known),
         Err(TryLockError::Poisoned(known)) => Some(known.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     };
-    // A change is told once: what was known then must not be found again after a reading that fails.
+    // poll(2) reports a change once, so points that it has invalidated are removed before a reading that may fail.
     let before = known.as_deref_mut().and_then(Option::take);
     let now = match before {
         Some(before) if !has_changed(&before.table)? => before,

@@ -3,7 +3,7 @@
 //! Owns: the order of the calls, the tries and their back-off, and which socket has which driver's name. Never: decides which
 //! plugin is accepted (`rubelet_core::csi_node`).
 //! Upstream: `pluginmanager/operationexecutor`, `csi.RegistrationHandler`. There a driver is unusable while the API server is
-//! away; here it is usable as soon as it has said what it calls this node.
+//! away; here it is usable once NodeGetInfo succeeded.
 
 use std::{
     collections::BTreeMap,
@@ -132,7 +132,7 @@ impl Registrar {
         let plugins = self.world.csi.plugins();
         let info = plugins.plugin_info(socket).await.map_err(|error| {
             let socket = socket.display();
-            shown(format!(
+            truncated(format!(
                 "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {socket}, err: {error}"
             ))
         })?;
@@ -149,10 +149,10 @@ impl Registrar {
             }
             Err(why) => Err(why),
         };
-        let outcome = outcome.map_err(shown);
+        let outcome = outcome.map_err(truncated);
         let told = plugins.notify_registration(socket, outcome.clone()).await.map_err(|error| {
             let socket = socket.display();
-            shown(format!(
+            truncated(format!(
                 "RegisterPlugin error -- failed to send registration status at socket {socket}, err: {error}"
             ))
         });
@@ -222,7 +222,7 @@ impl Registrar {
     }
 }
 
-fn shown(text: String) -> String {
+fn truncated(text: String) -> String {
     match text.char_indices().nth(MAX_MESSAGE_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
