@@ -109,13 +109,27 @@ fn mounts_of(node: &Node, what: &str) -> anyhow::Result<Vec<String>> {
     Ok(table.lines().filter(|line| line.contains(&root) && line.contains(what)).map(str::to_owned).collect())
 }
 
+/// The IDs of the pod's running containers.
+fn running(node: &Node, pod: &str) -> anyhow::Result<Vec<String>> {
+    let containers =
+        node.containers()?.into_iter().filter(|container| container.is_running && container.pod.starts_with(pod));
+    let ids: Vec<String> = containers.map(|container| container.id).collect();
+    ensure!(!ids.is_empty(), "nothing of {pod} runs");
+    Ok(ids)
+}
+
 fn nfs(node: &mut Node) -> anyhow::Result<()> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let _server = NfsServer::start()?;
     node.agent.start()?;
     let volume = json!({ "nfs": { "server": "127.0.0.1", "path": SHARE } });
+    let empty = json!({ "emptyDir": {} });
+    put(node, &pod("bystander", &empty, "sleep 3600"))?;
     put(node, &pod("reader", &volume, "cp /data/hello /data/seen; while :; do date > /data/tick; sleep 1; done"))?;
-    node.wait_running("reader", 180)?;
+    for name in ["bystander", "reader"] {
+        node.wait_running(name, 180)?;
+    }
+    let untouched = running(node, "bystander")?;
     node.wait("the pod writes to the server", 60, |_| {
         ensure!(fs::read_to_string(Path::new(SHARE).join("seen"))? == "hello", "another content");
         Ok(())
@@ -125,7 +139,6 @@ fn nfs(node: &mut Node) -> anyhow::Result<()> {
     let silence = Silence::begin()?;
     take_away(node, "reader")?;
     // Others come, and go, as if nothing were.
-    let empty = json!({ "emptyDir": {} });
     for name in ["first", "second"] {
         put(node, &pod(name, &empty, "sleep 3600"))?;
         node.wait_running(name, 60)?;
@@ -142,6 +155,7 @@ fn nfs(node: &mut Node) -> anyhow::Result<()> {
     node.wait_gone("waiting", 300)?;
     put(node, &pod("third", &empty, "sleep 3600"))?;
     node.wait_running("third", 60)?;
+    ensure!(running(node, "bystander")? == untouched, "the pod beside it was restarted");
     println!("  while the server was dead, {} NFS mounts were left", mounts_of(node, "kubernetes.io~nfs")?.len());
     drop(silence);
     node.wait_gone("reader", 300)?;
