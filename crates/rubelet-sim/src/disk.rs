@@ -331,6 +331,7 @@ impl Disk {
             fs_type: "simulated".to_owned(),
             source: source.display().to_string(),
             device: (0, 0),
+            root: source.clone(),
             options: "rw".to_owned(),
         };
         self.mounts.iter().map(shown).collect()
