@@ -13,7 +13,7 @@ use rubelet_core::{
 use super::{Rules, snapshot::rank, trouble::Touched};
 use crate::{
     api::store::Reach,
-    play::agreement,
+    play::{agreement, ending},
     script::{ContainerScript, IMAGE, Program},
     simulation::{AgentState, PATROL, SimState},
 };
@@ -163,8 +163,10 @@ impl SimState {
             let api = (view.source == Some(Source::Api)).then_some(Touched::Api);
             let all: Vec<_> = [Touched::Pod(uid.to_owned()), Touched::Node].into_iter().chain(api).collect();
             let clear = self.rules.trouble.clear_since(&all, self.now);
+            let stays_down = || self.rules.pod(uid).is_some_and(|(script, _)| ending::stays_down(self, script, uid));
             view.lifecycle == "Syncing"
                 && !self.rules.has_begun(uid)
+                && !stays_down()
                 && clear.is_some_and(|clear| self.now > clear.max(*since) + FIRST_START)
         };
         let late = self.snapshot.pods.iter().find(|(uid, view)| is_late(uid.as_str(), view));

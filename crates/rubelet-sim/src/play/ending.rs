@@ -398,7 +398,7 @@ fn is_told_done(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid:
 }
 
 /// As upstream: a pod with restart policy Never whose sandbox is lost after a main container ran gets no other.
-fn stays_down(sim: &SimState, script: &PodScript, uid: &str) -> bool {
+pub(crate) fn stays_down(sim: &SimState, script: &PodScript, uid: &str) -> bool {
     let picture = &sim.runtime.picture;
     let has_home = picture.sandboxes.values().any(|sandbox| sandbox.ready && sandbox.identity().uid == uid);
     let ran = script
