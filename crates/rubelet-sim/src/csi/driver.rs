@@ -214,15 +214,17 @@ impl SimState {
         driver.has_registrar = true;
         let sockets = [Some(driver.socket()), registrar];
         self.log("csi", format!("{name} starts"));
-        // Its own directories are not those of pods.
+        sockets.into_iter().flatten().for_each(|socket| self.listen_on(&socket));
+    }
+
+    /// Its own directories are not those of pods, so that it has room for them.
+    fn listen_on(&mut self, socket: &Path) {
         let full = std::mem::take(&mut self.disk.full);
-        for socket in sockets.into_iter().flatten() {
-            let dir = socket.parent().unwrap_or(Path::new("/"));
-            if self.disk.list_dir(dir).is_err() {
-                self.disk.make_dir(dir, 0o755).expect("there is room");
-            }
-            self.disk.make_socket(&socket).expect("its directory is there");
+        let dir = socket.parent().unwrap_or(Path::new("/"));
+        if self.disk.list_dir(dir).is_err() {
+            self.disk.make_dir(dir, 0o755).expect("there is room");
         }
+        self.disk.make_socket(socket).expect("its directory is there");
         self.disk.full = full;
     }
 
@@ -263,7 +265,7 @@ impl SimState {
         let driver = self.driver(name);
         let (has_registrar, socket) = (driver.has_registrar, driver.registrar_socket());
         if has_registrar {
-            self.disk.make_socket(&socket).expect("the registry is there");
+            self.listen_on(&socket);
         }
     }
 
