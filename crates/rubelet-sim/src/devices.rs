@@ -177,8 +177,11 @@ impl SimState {
             self.runtime.picture.containers.values().filter(|container| {
                 container.config.mounts.iter().any(|mount| self.is_on_hung_device(&mount.host_path))
             });
+        let claimed = self.users_of_devices().into_iter();
+        let claimed = claimed.filter(|(_, device)| self.is_on_hung_device(&device.content().to_string_lossy()));
         let users: BTreeSet<String> = specs
             .map(|(uid, _)| uid.as_str().to_owned())
+            .chain(claimed.map(|(uid, _)| uid))
             .chain(containers.map(|container| container.pod.uid.clone()))
             .collect();
         for uid in users {

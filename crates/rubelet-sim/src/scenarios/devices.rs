@@ -1,6 +1,7 @@
 //! A device that does not answer: pods that use it wait, and no other pod does.
 
 use crate::{
+    csi::{driver::Device, objects::ClaimScript},
     play::{
         Play, Within, minutes,
         predicates::{Predicate, is_called, known, phase, running, stored_phase},
@@ -106,4 +107,28 @@ fn pod_on_hung_device_is_removed_after_its_return() {
     play.in_cluster().start_agent().create(on_nfs("data").sub_path("part")).until(&running("data"));
     play.hang_device_for(NFS, minutes(4)).delete("data", Within::ItsOwnTime).wait(minutes(3));
     play.expect(&stopped("data")).expect(&known("data")).settle(minutes(6));
+}
+
+#[test]
+fn csi_volume_that_hangs_delays_only_the_pods_that_use_it() {
+    const DRIVER: &str = "d.sim";
+    let on_claim = |name: &str, claim: &str| PodScript::from(name).claim(claim);
+    let point = Device::new(DRIVER, "vol-data").content();
+    let point = point.to_str().expect("the name is text");
+    let mut play = Play::clustered(159);
+    play.driver(DRIVER).claim(&ClaimScript::new("data", DRIVER)).claim(&ClaimScript::new("more", DRIVER));
+    play.create(on_claim("old", "data")).create(on_claim("busy", "data"));
+    play.until(&stored_phase("old", "Running"))
+        .until(&stored_phase("busy", "Running"))
+        .hang_device_for(point, minutes(8));
+    play.create(on_claim("new", "data")).exit_container("busy", "app", 1).wait(seconds(30));
+    play.create(on_claim("web", "more"));
+    holds_within(&mut play, 15, &stored_phase("web", "Running"));
+    play.delete("web", Within::ItsOwnTime).delete("old", Within::ItsOwnTime);
+    holds_within(&mut play, 10, &stopped("web"));
+    holds_within(&mut play, 10, &stopped("old"));
+    play.wait(minutes(3)).expect_starts("new", 0).expect_starts("busy", 1).wait(minutes(4));
+    holds_within(&mut play, 400, &running("new"));
+    holds_within(&mut play, 400, &running("busy"));
+    play.settle(minutes(6)).expect_gone("web").expect_gone("old");
 }
