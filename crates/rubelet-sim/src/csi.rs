@@ -1,6 +1,7 @@
 //! The CsiPlugins port over simulated drivers: calls take time, can fail in every way, and outlive their client or not.
 //!
 //! Owns: the course of a call. Never: what a call does (`act.rs`), which drivers there are (`driver.rs`).
+//! A call can be made twice, as by a retry of the transport, but not after its client has an answer.
 
 pub(crate) mod act;
 pub(crate) mod attacher;
@@ -34,8 +35,9 @@ use crate::{
 
 const STAGE: Duration = Duration::from_millis(400);
 const PUBLISH: Duration = Duration::from_millis(60);
+const EXPAND: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(4);
-/// The client's deadlines of plugin registration.
+/// The client's deadlines of plugin registration, which `rubelet_csi` keeps to itself.
 const INFO_TIMEOUT: Duration = Duration::from_secs(1);
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -44,6 +46,8 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Csi {
     pub drivers: BTreeMap<String, Driver>,
     pub attachments: BTreeMap<Device, Attachment>,
+    /// What volumes were last staged with.
+    pub options: BTreeMap<Device, String>,
     /// Calls under way: their method and what they are about.
     pub calls: BTreeMap<u64, (&'static str, String)>,
     calls_made: u64,
@@ -52,6 +56,13 @@ pub(crate) struct Csi {
 }
 
 impl Csi {
+    /// A call begins; the number is for its end.
+    fn list_call(&mut self, method: &'static str, about: String) -> u64 {
+        self.calls_made += 1;
+        self.calls.insert(self.calls_made, (method, about));
+        self.calls_made
+    }
+
     /// The driver that listens on this socket.
     fn listening(&self, socket: &Path) -> CsiResult<&Driver> {
         let driver = self.drivers.values().find(|driver| driver.is_up && driver.has_socket(socket));
@@ -72,16 +83,23 @@ impl FakePlugins {
     }
 
     /// A call that changes nothing.
-    async fn look<T>(&self, socket: &Path, view: impl FnOnce(&mut SimState, &str) -> CsiResult<T>) -> CsiResult<T> {
-        let (name, epoch, course) = self.simulation.with(|sim| {
+    async fn look<T>(
+        &self,
+        method: &'static str,
+        socket: &Path,
+        view: impl FnOnce(&mut SimState, &str) -> CsiResult<T>,
+    ) -> CsiResult<T> {
+        let (name, epoch, course, id) = self.simulation.with(|sim| {
             let driver = sim.csi.listening(socket)?;
             let (name, epoch) = (driver.script.name.clone(), driver.epoch);
             let course = sim.faults.csi_course(&mut sim.rng, LOOK);
             if course.is_faulty() {
                 sim.strike_users_of(&name);
             }
-            CsiResult::Ok((name, epoch, course))
+            let id = sim.csi.list_call(method, name.clone());
+            CsiResult::Ok((name, epoch, course, id))
         })?;
+        let _listed = ListedCall { simulation: self.simulation.clone(), id };
         let CsiCourse { outcome, before, after, .. } = course;
         self.pass(&name, epoch, before).await?;
         match outcome {
@@ -100,7 +118,7 @@ impl FakePlugins {
         }
         self.within(CALL_TIMEOUT, async {
             let mut call = self.begin(socket, act, usual)?;
-            let CsiCourse { outcome, before, after, .. } = call.course;
+            let CsiCourse { outcome, before, after, again_after, .. } = call.course;
             let (name, epoch) = (call.driver.clone(), call.epoch);
             self.pass(&name, epoch, before).await?;
             match outcome {
@@ -108,9 +126,13 @@ impl FakePlugins {
                 CsiOutcome::HangBefore => return pending().await,
                 CsiOutcome::HangAfter | CsiOutcome::DoneButError(_) | CsiOutcome::Answered => {}
             }
-            let answer = call.perform();
+            let mut answer = call.perform();
             if outcome == CsiOutcome::HangAfter {
                 return pending().await;
+            }
+            if let Some(wait) = again_after {
+                self.pass(&name, epoch, wait).await?;
+                answer = call.perform_again();
             }
             self.pass(&name, epoch, after).await?;
             if let CsiOutcome::DoneButError(code) = outcome {
@@ -132,18 +154,16 @@ impl FakePlugins {
             if is_pending {
                 let handle = act.handle();
                 sim.log("csi", format!("{act}: an operation with volume {handle} exists"));
-                return Err(CsiError::new(Code::Aborted, format!("an operation with volume {handle} already exists")));
+                return Err(busy(handle));
             }
             let course = sim.faults.csi_course(&mut sim.rng, usual);
             if course.is_faulty() {
                 sim.strike_users_of(&name);
             }
-            sim.csi.calls_made += 1;
-            let id = sim.csi.calls_made;
-            sim.csi.calls.insert(id, (act.method(), act.to_string()));
+            let id = sim.csi.list_call(act.method(), act.to_string());
             sim.driver(&name).pending.insert(act.handle().to_owned(), id);
             sim.rules.csi_begins(sim.now, &name, &act);
-            Ok(Call { simulation: self.simulation.clone(), id, driver: name, act, course, epoch, is_performed: false })
+            Ok(Call { simulation: self.simulation.clone(), id, driver: name, act, course, epoch, times_done: 0 })
         })
     }
 
@@ -179,16 +199,52 @@ struct Call {
     act: CsiAct,
     course: CsiCourse,
     epoch: u32,
-    is_performed: bool,
+    times_done: u32,
 }
 
 impl Call {
     fn perform(&mut self) -> CsiResult<()> {
-        self.is_performed = true;
+        self.times_done = 1;
         self.simulation.with(|sim| {
             sim.driver(&self.driver).pending.remove(self.act.handle());
             sim.perform_csi(&self.driver, &self.act)
         })
+    }
+
+    /// The transport made the call again. Other calls may have come in between.
+    fn perform_again(&mut self) -> CsiResult<()> {
+        self.times_done = 2;
+        self.simulation.with(|sim| {
+            if sim.driver(&self.driver).pending.contains_key(self.act.handle()) {
+                return Err(busy(self.act.handle()));
+            }
+            sim.log("csi", "a call is made twice");
+            sim.perform_csi(&self.driver, &self.act)
+        })
+    }
+
+    /// Whether the driver has yet to do something that its client does not wait for any more.
+    fn goes_on(&self, sim: &mut SimState) -> bool {
+        match self.times_done {
+            0 => self.course.goes_on_without_client && self.course.outcome == CsiOutcome::Answered,
+            1 => {
+                let is_free = !sim.driver(&self.driver).pending.contains_key(self.act.handle());
+                self.course.again_after.is_some() && is_free
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A call that is listed among those under way.
+struct ListedCall {
+    simulation: Arc<Simulation>,
+    id: u64,
+}
+
+impl Drop for ListedCall {
+    fn drop(&mut self) {
+        self.simulation.with(|sim| sim.csi.calls.remove(&self.id));
     }
 }
 
@@ -197,16 +253,17 @@ impl Drop for Call {
         self.simulation.with(|sim| {
             sim.csi.calls.remove(&self.id);
             sim.rules.csi_returned(&self.driver, &self.act);
-            if self.is_performed || sim.driver(&self.driver).epoch != self.epoch {
+            if sim.driver(&self.driver).epoch != self.epoch {
                 return;
             }
-            if self.course.goes_on_without_client && self.course.outcome == CsiOutcome::Answered {
-                // The volume stays locked until then.
+            if self.goes_on(sim) {
+                // The volume is locked until then: an unstaging made twice would else end what others staged in between.
+                sim.driver(&self.driver).pending.insert(self.act.handle().to_owned(), self.id);
                 let most_secs = if sim.rng.u32(0..4) == 0 { 150 } else { 3 };
                 let wait = Duration::from_millis(sim.rng.u64(1..most_secs * 1_000));
                 let late = LateCsiCall { driver: self.driver.clone(), act: self.act.clone(), epoch: self.epoch };
                 sim.schedule_in(wait, ScheduledEvent::Csi(Box::new(late)));
-            } else {
+            } else if self.times_done == 0 {
                 sim.driver(&self.driver).pending.remove(self.act.handle());
             }
         });
@@ -238,6 +295,10 @@ fn unreachable_driver(socket: &Path) -> CsiError {
     CsiError::new(Code::Unavailable, format!("connection error: desc = \"transport: Error while dialing: {dialing}\""))
 }
 
+fn busy(handle: &str) -> CsiError {
+    CsiError::new(Code::Aborted, format!("an operation with volume {handle} already exists"))
+}
+
 fn injected(code: Code) -> CsiError {
     CsiError::new(code, "injected")
 }
@@ -245,13 +306,13 @@ fn injected(code: Code) -> CsiError {
 #[async_trait]
 impl CsiPlugins for FakePlugins {
     async fn plugin_info(&self, socket: &Path) -> CsiResult<PluginInfo> {
-        let asked = self.look(socket, |sim, name| Ok(sim.driver(name).info()));
+        let asked = self.look("GetInfo", socket, |sim, name| Ok(sim.driver(name).info()));
         self.within(INFO_TIMEOUT, asked).await
     }
 
     /// As the usual registrar, one that was refused ends, and is started again.
     async fn notify_registration(&self, socket: &Path, outcome: Result<(), String>) -> CsiResult<()> {
-        let told = self.look(socket, |sim, name| {
+        let told = self.look("NotifyRegistrationStatus", socket, |sim, name| {
             sim.log("csi", format!("{name} is registered: {outcome:?}"));
             if outcome.is_err() {
                 sim.restart_registrar(name);
@@ -262,7 +323,7 @@ impl CsiPlugins for FakePlugins {
     }
 
     async fn node_info(&self, driver: &DriverAddress) -> CsiResult<NodeInfo> {
-        let asked = self.look(&driver.socket, |sim, name| {
+        let asked = self.look("NodeGetInfo", &driver.socket, |sim, name| {
             let max_volumes = sim.driver(name).script.limit.and_then(|limit| i64::try_from(limit).ok());
             Ok(NodeInfo { node_id: format!("{name}-node"), max_volumes, ..NodeInfo::default() })
         });
@@ -270,18 +331,21 @@ impl CsiPlugins for FakePlugins {
     }
 
     async fn capabilities(&self, driver: &DriverAddress) -> CsiResult<NodeCapabilities> {
-        let asked = self.look(&driver.socket, |sim, name| Ok(sim.driver(name).script.capabilities));
+        let asked =
+            self.look("NodeGetCapabilities", &driver.socket, |sim, name| Ok(sim.driver(name).script.capabilities));
         self.within(CALL_TIMEOUT, asked).await
     }
 
     async fn stage(&self, driver: &DriverAddress, volume: StageVolume) -> CsiResult<()> {
-        if let AccessType::Mount { mount_flags, .. } = &volume.access.access_type
-            && !mount_flags.is_empty()
-        {
-            let line = format!("NodeStageVolume {} with {}", volume.handle, mount_flags.join(","));
+        let options = match &volume.access.access_type {
+            AccessType::Mount { mount_flags, .. } => mount_flags.join(","),
+            AccessType::Block => String::new(),
+        };
+        if !options.is_empty() {
+            let line = format!("NodeStageVolume {} with {options}", volume.handle);
             self.simulation.with(|sim| sim.log("csi", line));
         }
-        let act = CsiAct::Stage { handle: volume.handle, staging: volume.staging_path };
+        let act = CsiAct::Stage { handle: volume.handle, staging: volume.staging_path, options };
         self.change(&driver.socket, act, STAGE).await
     }
 
@@ -313,11 +377,11 @@ impl CsiPlugins for FakePlugins {
         _staging_path: Option<&Path>,
     ) -> CsiResult<VolumeStats> {
         let (handle, path) = (handle.to_owned(), PathBuf::from(volume_path));
-        let asked = self.look(&driver.socket, move |sim, name| {
+        let asked = self.look("NodeGetVolumeStats", &driver.socket, move |sim, name| {
             if !sim.driver(name).script.capabilities.volume_stats {
                 return Err(CsiError::new(Code::Unimplemented, "NodeGetVolumeStats is not implemented"));
             }
-            let total = sim.driver(name).volumes.get(&handle).copied();
+            let total = sim.driver(name).volumes.get(&handle).map(|size| size.file_system);
             let total = total.filter(|_| sim.disk.mounted_at(&path).is_some());
             let total = total.ok_or_else(|| CsiError::new(Code::NotFound, format!("volume {handle} is not at it")))?;
             let bytes = VolumeUsage { available: total, total, used: 0 };
@@ -327,19 +391,10 @@ impl CsiPlugins for FakePlugins {
     }
 
     async fn expand(&self, driver: &DriverAddress, volume: ExpandVolume) -> CsiResult<Option<i64>> {
-        let asked = self.look(&driver.socket, move |sim, name| {
-            let ExpandVolume { handle, required_bytes, .. } = volume;
-            let driver = sim.driver(name);
-            if !driver.script.capabilities.expand {
-                return Err(CsiError::new(Code::Unimplemented, "NodeExpandVolume is not implemented"));
-            }
-            let missing = || CsiError::new(Code::NotFound, format!("volume {handle} does not exist"));
-            let size = driver.volumes.get_mut(&handle).ok_or_else(missing)?;
-            *size = required_bytes.max(*size);
-            let size = *size;
-            sim.log("csi", format!("NodeExpandVolume {handle}: {size} bytes"));
-            Ok(Some(size))
-        });
-        self.within(CALL_TIMEOUT, asked).await
+        let ExpandVolume { handle, volume_path, required_bytes, .. } = volume;
+        let act = CsiAct::Expand { handle: handle.clone(), path: volume_path, bytes: required_bytes };
+        self.change(&driver.socket, act, EXPAND).await?;
+        let size = self.simulation.look(|sim| sim.csi.drivers.get(&driver.name)?.volumes.get(&handle).copied());
+        Ok(size.map(|size| size.file_system))
     }
 }

@@ -320,6 +320,12 @@ impl Disk {
         self.mounts.iter().filter(move |(_, shown)| shown.as_path() == source).map(|(point, _)| point)
     }
 
+    /// The mount points that show a directory in this one, each with what it shows.
+    pub(crate) fn mounts_in<'a>(&'a self, dir: &'a Path) -> impl Iterator<Item = (&'a Path, &'a Path)> {
+        let mounts = self.mounts.iter().filter(move |(_, shown)| shown.parent() == Some(dir));
+        mounts.map(|(point, shown)| (point.as_path(), shown.as_path()))
+    }
+
     pub(crate) fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let real = self.resolve(path)?;
         Ok(self.mounts.keys().rev().filter(|mount| mount.starts_with(&real)).cloned().collect())

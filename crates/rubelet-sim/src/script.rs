@@ -29,6 +29,8 @@ pub(crate) struct PodScript {
     pub host_path: Option<HostPath>,
     /// Claims that every container mounts, by name.
     pub claims: Vec<String>,
+    /// Those of the claims whose device is used, and no file system.
+    pub block_claims: Vec<String>,
     /// The driver of an inline volume that every container mounts.
     pub inline: Option<String>,
     /// Of its SELinux label.
@@ -112,6 +114,7 @@ impl PodScript {
             size_limit: None,
             host_path: None,
             claims: Vec::new(),
+            block_claims: Vec::new(),
             inline: None,
             level: None,
             host_network: false,
@@ -165,6 +168,12 @@ impl PodScript {
     pub(crate) fn claim(mut self, name: &str) -> Self {
         self.claims.push(name.to_owned());
         self
+    }
+
+    /// A claim whose device every container uses.
+    pub(crate) fn block_claim(mut self, name: &str) -> Self {
+        self.block_claims.push(name.to_owned());
+        self.claim(name)
     }
 
     /// Adds an inline volume of this driver.
@@ -323,7 +332,12 @@ impl PodScript {
             None => json!({ "name": "data", "mountPath": "/data" }),
             Some(sub_path) => json!({ "name": "data", "mountPath": "/data", "subPath": sub_path }),
         });
-        let claims = self.claims.iter().map(|name| json!({ "name": name, "mountPath": format!("/{name}") }));
+        let (block, mounted): (Vec<_>, Vec<_>) = self.claims.iter().partition(|name| self.block_claims.contains(*name));
+        let claims = mounted.into_iter().map(|name| json!({ "name": name, "mountPath": format!("/{name}") }));
+        if !block.is_empty() {
+            let device = |name: &&String| json!({ "name": name, "devicePath": format!("/dev/{name}") });
+            manifest["volumeDevices"] = block.iter().map(device).collect();
+        }
         let inline = self.inline.iter().map(|_| json!({ "name": "inline", "mountPath": "/inline" }));
         let mounts: Vec<Value> = scratch.into_iter().chain(data).chain(claims).chain(inline).collect();
         if !mounts.is_empty() {

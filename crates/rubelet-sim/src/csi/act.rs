@@ -11,10 +11,31 @@ use crate::{csi::driver::Device, simulation::SimState};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CsiAct {
-    Stage { handle: String, staging: PathBuf },
-    Unstage { handle: String, staging: PathBuf },
-    Publish { handle: String, staging: Option<PathBuf>, target: PathBuf, mode: AccessMode },
-    Unpublish { handle: String, target: PathBuf },
+    /// With mount options.
+    Stage {
+        handle: String,
+        staging: PathBuf,
+        options: String,
+    },
+    Unstage {
+        handle: String,
+        staging: PathBuf,
+    },
+    Publish {
+        handle: String,
+        staging: Option<PathBuf>,
+        target: PathBuf,
+        mode: AccessMode,
+    },
+    Unpublish {
+        handle: String,
+        target: PathBuf,
+    },
+    Expand {
+        handle: String,
+        path: PathBuf,
+        bytes: i64,
+    },
 }
 
 impl CsiAct {
@@ -24,6 +45,7 @@ impl CsiAct {
             CsiAct::Unstage { .. } => "NodeUnstageVolume",
             CsiAct::Publish { .. } => "NodePublishVolume",
             CsiAct::Unpublish { .. } => "NodeUnpublishVolume",
+            CsiAct::Expand { .. } => "NodeExpandVolume",
         }
     }
 
@@ -32,7 +54,8 @@ impl CsiAct {
             CsiAct::Stage { handle, .. }
             | CsiAct::Unstage { handle, .. }
             | CsiAct::Publish { handle, .. }
-            | CsiAct::Unpublish { handle, .. } => handle,
+            | CsiAct::Unpublish { handle, .. }
+            | CsiAct::Expand { handle, .. } => handle,
         }
     }
 
@@ -41,6 +64,7 @@ impl CsiAct {
         match self {
             CsiAct::Stage { staging, .. } | CsiAct::Unstage { staging, .. } => staging,
             CsiAct::Publish { target, .. } | CsiAct::Unpublish { target, .. } => target,
+            CsiAct::Expand { path, .. } => path,
         }
     }
 }
@@ -60,10 +84,11 @@ impl SimState {
     pub(crate) fn perform_csi(&mut self, driver: &str, act: &CsiAct) -> CsiResult<()> {
         let device = Device::new(driver, act.handle());
         let done = match act {
-            CsiAct::Stage { staging, .. } => self.stage_volume(&device, staging),
+            CsiAct::Stage { staging, options, .. } => self.stage_volume(&device, staging, options),
             CsiAct::Unstage { staging, .. } => self.unstage_volume(&device, staging),
             CsiAct::Publish { staging, target, .. } => self.publish_volume(&device, staging.as_deref(), target),
             CsiAct::Unpublish { target, .. } => self.unpublish_volume(&device, target),
+            CsiAct::Expand { path, bytes, .. } => self.expand_volume(&device, path, *bytes),
         };
         match &done {
             Ok(()) => self.log("csi", format!("{act} -> ok")),
@@ -73,7 +98,7 @@ impl SimState {
         done
     }
 
-    fn stage_volume(&mut self, device: &Device, staging: &Path) -> CsiResult<()> {
+    fn stage_volume(&mut self, device: &Device, staging: &Path, options: &str) -> CsiResult<()> {
         if !self.driver(&device.driver).script.capabilities.stage_unstage {
             return Err(CsiError::new(Code::Unimplemented, "NodeStageVolume is not implemented"));
         }
@@ -81,7 +106,12 @@ impl SimState {
         if self.must_be_attached(device) && !self.is_attached(device) {
             return Err(CsiError::new(Code::Internal, "the device is not there"));
         }
+        let known = self.csi.options.get(device).filter(|_| self.shows(staging, device));
+        if known.is_some_and(|known| known != options) {
+            return Err(CsiError::new(Code::Internal, "it is mounted with other options"));
+        }
         self.mount_volume(device, staging)?;
+        self.csi.options.insert(device.clone(), options.to_owned());
         self.driver(&device.driver).staged.insert(device.handle.clone());
         Ok(())
     }
@@ -123,6 +153,27 @@ impl SimState {
         self.disk.remove_tree(target).map_err(|error| failed("remove", &error))?;
         if is_inline(&device.handle) {
             self.disk.remove_tree(&device.content()).map_err(|error| failed("remove", &error))?;
+        }
+        Ok(())
+    }
+
+    /// The file system gets as large as the volume.
+    fn expand_volume(&mut self, device: &Device, path: &Path, bytes: i64) -> CsiResult<()> {
+        if !self.driver(&device.driver).script.capabilities.expand {
+            return Err(CsiError::new(Code::Unimplemented, "NodeExpandVolume is not implemented"));
+        }
+        self.must_exist(device)?;
+        if !self.shows(path, device) {
+            return Err(CsiError::new(Code::NotFound, format!("{} does not show the volume", path.display())));
+        }
+        let size = self.driver(&device.driver).volumes.get_mut(&device.handle).expect("it exists");
+        let volume = size.volume;
+        if volume < bytes {
+            return Err(CsiError::new(Code::OutOfRange, format!("the volume has {volume} bytes, not {bytes}")));
+        }
+        if size.file_system < volume {
+            size.file_system = volume;
+            self.log("csi", format!("{device} grows to {volume} bytes"));
         }
         Ok(())
     }

@@ -156,6 +156,11 @@ impl SimState {
         self.csi.attachments.insert(device.clone(), Attachment::Attached);
     }
 
+    /// It is attached, or nothing on the node prevents it.
+    pub(crate) fn can_be_attached(&self, device: &Device) -> bool {
+        !self.must_be_attached(device) || self.is_attached(device) || !self.has_no_room_for(device)
+    }
+
     /// The driver has as many volumes on the node as it can.
     fn has_no_room_for(&self, device: &Device) -> bool {
         let limit = self.csi.drivers.get(&device.driver).and_then(|driver| driver.script.limit);

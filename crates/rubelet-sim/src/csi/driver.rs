@@ -22,7 +22,7 @@ use crate::{
 
 /// What volumes hold, by driver and handle.
 const VOLUMES: &str = "/sim/volumes";
-const VOLUME_BYTES: i64 = 1 << 30;
+pub(super) const VOLUME_BYTES: i64 = 1 << 30;
 
 /// A volume of a driver, which is attached and staged once for all its pods.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,6 +118,12 @@ impl DriverScript {
         self
     }
 
+    /// It makes file systems larger on the node.
+    pub(crate) fn expanding(mut self) -> Self {
+        self.capabilities.expand = true;
+        self
+    }
+
     pub(crate) fn limited_to(mut self, volumes: usize) -> Self {
         self.limit = Some(volumes);
         self
@@ -137,12 +143,19 @@ pub(crate) struct Driver {
     pub has_registrar: bool,
     /// Grows with each end: calls of an earlier process of the driver are lost.
     pub epoch: u32,
-    /// Sizes in bytes, by handle.
-    pub volumes: BTreeMap<String, i64>,
+    /// By handle.
+    pub volumes: BTreeMap<String, VolumeSize>,
     /// Volumes with a call under way, by handle: every other one is answered with Aborted, as CSI asks for.
     pub pending: BTreeMap<String, u64>,
     /// Handles that this process of the driver has staged.
     pub staged: BTreeSet<String>,
+}
+
+/// In bytes. A file system grows after its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VolumeSize {
+    pub volume: i64,
+    pub file_system: i64,
 }
 
 /// How a driver ends.
@@ -200,7 +213,8 @@ impl SimState {
     }
 
     pub(crate) fn add_volume(&mut self, device: &Device) {
-        self.driver(&device.driver).volumes.insert(device.handle.clone(), VOLUME_BYTES);
+        let size = VolumeSize { volume: VOLUME_BYTES, file_system: VOLUME_BYTES };
+        self.driver(&device.driver).volumes.insert(device.handle.clone(), size);
         self.disk.make_dir(&device.content(), 0o755).expect("an empty disk takes directories");
     }
 

@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use rubelet_kube::port::{ObjectPath, Verb};
+use rubelet_kube::port::{ObjectPath, PatchKind, Verb};
 use serde_json::{Value, json};
 
 use crate::{
     api::store::Key,
-    csi::driver::{Device, DriverScript},
+    csi::driver::{Device, DriverScript, VOLUME_BYTES},
     invariants::csi::pod_of,
     play::predicates::NODE,
     simulation::SimState,
@@ -26,13 +26,27 @@ pub(crate) struct ClaimScript {
     pub name: String,
     pub driver: String,
     pub mode: &'static str,
+    /// Its device is used, and no file system.
+    pub is_block: bool,
     /// It is bound when it is made.
     pub is_bound: bool,
 }
 
 impl ClaimScript {
     pub(crate) fn new(name: &str, driver: &str) -> Self {
-        ClaimScript { name: name.to_owned(), driver: driver.to_owned(), mode: "ReadWriteOnce", is_bound: true }
+        ClaimScript {
+            name: name.to_owned(),
+            driver: driver.to_owned(),
+            mode: "ReadWriteOnce",
+            is_block: false,
+            is_bound: true,
+        }
+    }
+
+    /// Its device is used, and no file system.
+    pub(crate) fn block(mut self) -> Self {
+        self.is_block = true;
+        self
     }
 
     /// One pod at a time may use it.
@@ -52,7 +66,15 @@ impl ClaimScript {
     }
 }
 
+const BLOCK: &str = "Block";
 pub(crate) const EXCLUSIVE: &str = "ReadWriteOncePod";
+
+/// The driver has said that the volume cannot grow on the node.
+const INFEASIBLE: &str = "NodeResizeInfeasible";
+
+fn gibibytes(bytes: i64) -> String {
+    format!("{}Gi", bytes >> 30)
+}
 
 /// The persistent volume of a claim.
 pub(crate) fn volume_name(claim: &str) -> String {
@@ -85,9 +107,15 @@ impl SimState {
 
     pub(crate) fn create_claim(&mut self, script: &ClaimScript) {
         let name = volume_name(&script.name);
+        let volume_mode = if script.is_block { BLOCK } else { "Filesystem" };
         let claim = json!({
             "metadata": { "name": script.name, "namespace": "default" },
-            "spec": { "accessModes": [script.mode], "volumeName": name },
+            "spec": {
+                "accessModes": [script.mode],
+                "resources": { "requests": { "storage": gibibytes(VOLUME_BYTES) } },
+                "volumeMode": volume_mode,
+                "volumeName": name,
+            },
             "status": { "phase": "Pending" },
         });
         let claim = self.ask(Verb::Create, claims(), claim).expect("the name is free");
@@ -95,7 +123,8 @@ impl SimState {
             "metadata": { "name": name },
             "spec": {
                 "accessModes": [script.mode],
-                "capacity": { "storage": "1Gi" },
+                "capacity": { "storage": gibibytes(VOLUME_BYTES) },
+                "volumeMode": volume_mode,
                 "claimRef": { "namespace": "default", "name": script.name, "uid": claim["metadata"]["uid"] },
                 "csi": { "driver": script.driver, "volumeHandle": script.device().handle, "fsType": "ext4" },
             },
@@ -111,12 +140,66 @@ impl SimState {
         self.log("world", format!("claim {name} is bound"));
         let mut claim = self.ask(Verb::Get, claims().named(name), Value::Null).expect("it was created");
         claim["status"]["phase"] = "Bound".into();
-        self.ask(Verb::Update, claims().named(name), claim).expect("nobody else writes claims");
+        claim["status"]["capacity"] = json!({ "storage": claim["spec"]["resources"]["requests"]["storage"] });
+        self.ask(Verb::Update, claims().named(name), claim).expect("nobody wrote it in between");
+    }
+
+    /// A user wants a larger volume, and the resizer has made it so: its file system is left to the node if the driver is. An
+    /// expansion that waits for the node comes first, unless it is infeasible.
+    pub(crate) fn grow_claim(&mut self, name: &str) {
+        let device = self.device_of(&volume_name(name)).expect("the claim was created");
+        let mut claim = self.ask(Verb::Get, claims().named(name), Value::Null).expect("it was created");
+        let status = &mut claim["status"];
+        let state = status["allocatedResourceStatuses"]["storage"].as_str();
+        if status["phase"] != "Bound" || state.is_some_and(|state| state != INFEASIBLE) {
+            return;
+        }
+        let is_by_node = self.driver(&device.driver).script.capabilities.expand;
+        let size = self.driver(&device.driver).volumes.get_mut(&device.handle).expect("it was created with the claim");
+        size.volume += VOLUME_BYTES;
+        let text = gibibytes(size.volume);
+        if is_by_node {
+            status["allocatedResources"] = json!({ "storage": text });
+            status["allocatedResourceStatuses"] = json!({ "storage": "NodeResizePending" });
+            status["conditions"] = json!([{ "type": "FileSystemResizePending", "status": "True" }]);
+        } else {
+            size.file_system = size.volume;
+            status["capacity"] = json!({ "storage": text });
+        }
+        claim["spec"]["resources"]["requests"]["storage"] = text.clone().into();
+        self.log("world", format!("claim {name} grows to {text}"));
+        self.ask(Verb::Update, claims().named(name), claim).expect("nobody wrote it in between");
+        let path = ObjectPath::all("v1", "persistentvolumes").named(volume_name(name));
+        let patch = json!({ "spec": { "capacity": { "storage": text } } });
+        self.ask(Verb::Patch(PatchKind::Merge), path, patch).expect("it was created with the claim");
+    }
+
+    /// What is wrong with the size of a volume of a bound claim, and with what the claim says of it. An expansion that a driver
+    /// refused for good is left to its user.
+    pub(crate) fn size_complaint(&self, claim: &str) -> Option<String> {
+        let device = self.device_of(&volume_name(claim))?;
+        let size = *self.csi.drivers.get(&device.driver)?.volumes.get(&device.handle)?;
+        let status = &self.claim(claim)?["status"];
+        let conditions = status["conditions"].as_array().into_iter().flatten();
+        let told: Vec<&str> = conditions.filter_map(|condition| condition["message"].as_str()).collect();
+        let is_in_use = told.iter().any(|message| message.contains("FailedPrecondition"));
+        if is_in_use || status["allocatedResourceStatuses"]["storage"] == INFEASIBLE {
+            return None;
+        }
+        let is_shown = status["capacity"]["storage"] == gibibytes(size.volume).as_str();
+        let is_told_done = status["allocatedResourceStatuses"]["storage"].is_null()
+            && status["conditions"].as_array().is_none_or(Vec::is_empty);
+        let is_right = size.file_system == size.volume && is_shown && is_told_done;
+        (!is_right).then(|| format!("{device} has {size:?}, and claim {claim} says {status}"))
     }
 
     pub(crate) fn is_claim_bound(&self, name: &str) -> bool {
+        self.claim(name).is_some_and(|claim| claim["status"]["phase"] == "Bound")
+    }
+
+    fn claim(&self, name: &str) -> Option<&Value> {
         let key = Key { resource: "persistentvolumeclaims".to_owned(), namespace: "default".into(), name: name.into() };
-        self.api.object(&key).is_some_and(|claim| claim["status"]["phase"] == "Bound")
+        self.api.object(&key).map(|object| &**object)
     }
 
     /// The device of a persistent volume.
@@ -130,6 +213,18 @@ impl SimState {
         let volumes = self.api.of("persistentvolumes").map(|(_, volume)| &volume["spec"]);
         let mut own = volumes.filter(|spec| spec["csi"]["volumeHandle"] == device.handle.as_str());
         own.any(|spec| spec["accessModes"] == json!([EXCLUSIVE]))
+    }
+
+    /// The claim's device is used, and no file system.
+    pub(crate) fn is_block(&self, claim: &str) -> bool {
+        self.persistent_volume(&volume_name(claim)).is_some_and(|volume| volume["spec"]["volumeMode"] == BLOCK)
+    }
+
+    /// The name of the persistent volume of a device.
+    pub(crate) fn volume_of(&self, device: &Device) -> Option<&str> {
+        let mut volumes = self.api.of("persistentvolumes");
+        let found = volumes.find(|(_, volume)| volume["spec"]["csi"]["volumeHandle"] == device.handle.as_str());
+        found.map(|(key, _)| key.name.as_str())
     }
 
     pub(super) fn persistent_volume(&self, name: &str) -> Option<&Value> {

@@ -17,6 +17,8 @@ pub(crate) struct CsiFaultRates {
     /// No response before the client's deadline; half the time it had its effect.
     pub hang: f64,
     pub late_answer: f64,
+    /// The driver does it again after it did it, as if the transport had made the call twice.
+    pub doubled: f64,
     /// An attachment or its end takes minutes instead of seconds.
     pub attach_late: f64,
     /// An attachment fails, and is tried again.
@@ -30,6 +32,8 @@ pub(crate) struct CsiCourse {
     pub before: Duration,
     pub after: Duration,
     pub goes_on_without_client: bool,
+    /// How long after the first time it is done again.
+    pub again_after: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +48,7 @@ pub(crate) enum CsiOutcome {
 impl CsiCourse {
     /// It fails, hangs or is late.
     pub(crate) fn is_faulty(&self) -> bool {
-        self.outcome != CsiOutcome::Answered || self.after >= LATE
+        self.outcome != CsiOutcome::Answered || self.after >= LATE || self.again_after.is_some()
     }
 }
 
@@ -68,7 +72,13 @@ impl Faults {
         let mut after = Duration::from_micros(rng.u64(0..=micros));
         let Some(storm) = &self.storm else {
             let goes_on_without_client = rng.bool();
-            return CsiCourse { outcome: CsiOutcome::Answered, before, after, goes_on_without_client };
+            return CsiCourse {
+                outcome: CsiOutcome::Answered,
+                before,
+                after,
+                goes_on_without_client,
+                again_after: None,
+            };
         };
         let rates = &storm.csi;
         if roll(rng, rates.late_answer) {
@@ -84,7 +94,12 @@ impl Faults {
             CsiOutcome::Answered
         };
         let goes_on_without_client = roll(rng, storm.goes_on_without_client);
-        CsiCourse { outcome, before, after, goes_on_without_client }
+        let again_after = roll(rng, rates.doubled).then(|| {
+            // Some come when the client has given up.
+            let most_secs = if rng.u32(0..4) == 0 { 200 } else { 5 };
+            Duration::from_millis(rng.u64(1..most_secs * 1_000))
+        });
+        CsiCourse { outcome, before, after, goes_on_without_client, again_after }
     }
 
     /// How long an attachment, or its end, takes.

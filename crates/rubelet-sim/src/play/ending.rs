@@ -271,7 +271,9 @@ fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String
             (Expected::Ends, None) | (Expected::Tries, _) => {}
         }
     }
-    phase_complaint(sim, script, &expected).or_else(|| hoard(sim, script, uid))
+    phase_complaint(sim, script, &expected)
+        .or_else(|| hoard(sim, script, uid))
+        .or_else(|| storage::size_complaint(sim, script, uid))
 }
 
 /// Its node ends it: the rules hold that there is a reason.

@@ -6,11 +6,12 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use crate::{
     csi::{
+        act::is_inline,
         attacher::Attachment,
         driver::{Device, DriverEnd, DriverScript},
         objects::{ClaimScript, volume_name},
     },
-    invariants::csi::{STAGED, pod_of},
+    invariants::csi::{BLOCK_VOLUMES, STAGED, is_staging, pod_of},
     play::{Play, predicates::Predicate},
     script::PodScript,
     simulation::{ScheduledEvent, SimState},
@@ -57,6 +58,11 @@ impl Play {
         self.change(|sim| sim.create_claim(script))
     }
 
+    /// The claim's volume gets larger by its first size.
+    pub(crate) fn grow_claim(&mut self, name: &str) -> &mut Self {
+        self.change(|sim| sim.grow_claim(name))
+    }
+
     pub(crate) fn bind_claim(&mut self, name: &str) -> &mut Self {
         self.change(|sim| sim.bind_claim(name))
     }
@@ -79,7 +85,7 @@ pub(crate) fn staged(claim: &str) -> Predicate {
     let name = claim.to_owned();
     Predicate::new(format!("{claim} staged"), move |sim| {
         let content = device_of(sim, &name).content();
-        sim.disk.mounts_of(&content).any(|point| point.starts_with(STAGED))
+        sim.disk.mounts_of(&content).any(|point| is_staging(point))
     })
 }
 
@@ -97,6 +103,40 @@ pub(crate) fn published(claim: &str, pods: usize) -> Predicate {
     Predicate::new(format!("{claim} published for {pods} pods"), move |sim| {
         let content = device_of(sim, &name).content();
         sim.disk.mounts_of(&content).filter(|point| pod_of(point).is_some()).count() == pods
+    })
+}
+
+/// The driver's inline volumes are published for these pods, and each of them shows one of its own.
+pub(crate) fn inline_published(driver: &str, pods: &[&str]) -> Predicate {
+    let content = Device::new(driver, "").content();
+    let wanted: BTreeSet<String> = pods.iter().map(ToString::to_string).collect();
+    Predicate::new(format!("inline volumes of {driver} published for {pods:?}"), move |sim| {
+        let shown = sim.disk.mounts_in(&content).filter(|(_, shown)| is_inline(&file_name(shown)));
+        let (points, shown): (Vec<_>, Vec<_>) = shown.unzip();
+        let uids: Vec<_> = points.iter().filter_map(|point| pod_of(point)).collect();
+        let names: BTreeSet<String> = uids.iter().filter_map(|uid| name_of(sim, uid)).collect();
+        names == wanted
+            && [points.len(), uids.len()] == [wanted.len(); 2]
+            && BTreeSet::from_iter(shown).len() == wanted.len()
+    })
+}
+
+fn name_of(sim: &SimState, uid: &str) -> Option<String> {
+    let mut pods = sim.api.of("pods").map(|(_, pod)| &pod["metadata"]);
+    pods.find(|metadata| metadata["uid"] == uid).and_then(|metadata| metadata["name"].as_str()).map(str::to_owned)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// The claim's volume and its file system have this size, and the claim says nothing else.
+pub(crate) fn resized(claim: &str, gibibytes: i64) -> Predicate {
+    let name = claim.to_owned();
+    Predicate::new(format!("{claim} with {gibibytes} GiB"), move |sim| {
+        let device = device_of(sim, &name);
+        let size = sim.csi.drivers[&device.driver].volumes[&device.handle];
+        size.file_system == gibibytes << 30 && sim.size_complaint(&name).is_none()
     })
 }
 
@@ -143,20 +183,46 @@ pub(super) fn leftover(sim: &SimState, wanted: &[String]) -> Option<String> {
     // The driver's own directory stays.
     let staged = sim.disk.leftovers(Path::new(STAGED));
     let dirs: BTreeSet<_> = used.iter().map(Device::staging_dir).collect();
-    let is_used = |path: &Path| dirs.iter().any(|dir| path.starts_with(dir));
+    let volumes: BTreeSet<_> = used.iter().filter_map(|device| sim.volume_of(device)).collect();
+    let is_used = |path: &Path| {
+        dirs.iter().any(|dir| path.starts_with(dir))
+            || block_volume(path).is_some_and(|volume| volume.is_none_or(|volume| volumes.contains(volume)))
+    };
     let left = staged.iter().find(|path| path.parent() != Some(Path::new(STAGED)) && !is_used(path));
     if let Some(path) = left {
         return Some(format!("{} is left of a device", path.display()));
     }
     let inline = sim.csi.drivers.keys().flat_map(|driver| sim.disk.leftovers(&Device::new(driver, "").content()));
-    let mut inline =
-        inline.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("csi-")));
+    let mut inline = inline.filter(|path| is_inline(&file_name(path)));
     let orphan = inline.find(|path| sim.disk.mounts_of(path).next().is_none());
     orphan.map(|path| format!("{} is left of an inline volume", path.display()))
 }
 
+/// The block volume that a path is of; none if it is one for all of them. `None`: it is of none.
+fn block_volume(path: &Path) -> Option<Option<&str>> {
+    let mut parts = path.strip_prefix(BLOCK_VOLUMES).ok()?.iter().filter_map(|part| part.to_str());
+    Some(match parts.next() {
+        Some("staging" | "publish") => parts.next(),
+        other => other,
+    })
+}
+
+/// What is wrong with the size of a volume that the pod has.
+pub(super) fn size_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String> {
+    let is_published = |claim: &str| {
+        let content = device_of(sim, claim).content();
+        sim.disk.mounts_of(&content).any(|point| pod_of(point) == Some(uid))
+    };
+    let claims = script.claims.iter().filter(|claim| is_published(claim));
+    claims.into_iter().find_map(|claim| sim.size_complaint(claim))
+}
+
 /// The pod waits for a volume for a reason that does not end by itself.
 pub(super) fn waits_for_volume(sim: &SimState, script: &PodScript, uid: &str) -> bool {
-    script.inline.as_ref().is_some_and(|driver| sim.refuses_inline(driver))
-        || script.claims.iter().any(|claim| !sim.is_claim_bound(claim) || sim.is_taken_by_another(claim, uid))
+    let waits_for = |claim: &String| {
+        !sim.is_claim_bound(claim)
+            || sim.is_taken_by_another(claim, uid)
+            || !sim.can_be_attached(&device_of(sim, claim))
+    };
+    script.inline.as_ref().is_some_and(|driver| sim.refuses_inline(driver)) || script.claims.iter().any(waits_for)
 }

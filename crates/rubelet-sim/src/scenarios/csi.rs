@@ -10,7 +10,10 @@ use crate::{
         Play, Within, minutes,
         predicates::{self, failed_for, forgotten, gone, known, running, stored_phase},
         seconds,
-        storage::{attached, calling_driver, limit_in_csi_node, published, staged, unmounted, unused},
+        storage::{
+            attached, calling_driver, inline_published, limit_in_csi_node, published, resized, staged, unmounted,
+            unused,
+        },
     },
     script::PodScript,
 };
@@ -57,7 +60,25 @@ fn claimed_volume_is_mounted_and_all_of_it_ends_with_its_pod() {
 fn inline_volume_is_published_for_its_pod_alone() {
     let mut play = with_driver(3_010, DriverScript::from(DRIVER));
     play.create(PodScript::from("web").inline(DRIVER)).until(&stored_phase("web", "Running"));
-    play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).settle(minutes(1)).expect_starts("web", 1);
+    play.expect(&inline_published(DRIVER, &["web"])).create(PodScript::from("job").inline(DRIVER));
+    play.until(&stored_phase("job", "Running")).expect(&inline_published(DRIVER, &["job", "web"])).settle(minutes(1));
+    play.expect(&inline_published(DRIVER, &["job", "web"])).delete("web", Within::ItsOwnTime).until(&forgotten("web"));
+    play.expect(&inline_published(DRIVER, &["job"])).delete("job", Within::ItsOwnTime).until(&forgotten("job"));
+    play.expect(&inline_published(DRIVER, &[])).settle(minutes(1)).expect_starts("web", 1).expect_starts("job", 1);
+}
+
+#[test]
+fn block_volume_is_shown_to_its_pods_and_all_of_it_ends_with_them() {
+    for (seed, driver) in (3_012..).zip([DriverScript::from(DRIVER), DriverScript::from(DRIVER).without_stage()]) {
+        let mut play = Play::clustered(seed);
+        play.driver(driver.expanding()).claim(&ClaimScript::new("data", DRIVER).block());
+        let on_data = |name: &str| PodScript::from(name).block_claim("data");
+        play.create(on_data("a")).until(&stored_phase("a", "Running")).create(on_data("b")).until(&running("b"));
+        play.expect(&published("data", 2)).grow_claim("data").crash_agent().start_agent().until(&resized("data", 2));
+        play.delete("a", Within::ItsOwnTime).until(&forgotten("a")).expect(&published("data", 1)).settle(minutes(1));
+        play.delete("b", Within::ItsOwnTime).until(&forgotten("b")).until(&unused("data")).settle(minutes(1));
+        play.expect_starts("a", 1).expect_starts("b", 1);
+    }
 }
 
 #[test]
@@ -158,18 +179,25 @@ fn driver_that_is_away_at_a_pods_end_delays_no_other_volume() {
 
 #[test]
 fn driver_restarts_in_the_middle_of_every_call() {
-    let calls = ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"];
+    let calls =
+        ["NodeStageVolume", "NodePublishVolume", "NodeExpandVolume", "NodeUnpublishVolume", "NodeUnstageVolume"];
     for (number, method) in (0..).zip(calls) {
         for how in [DriverEnd::Stops, DriverEnd::Dies] {
             for forgetful in [false, true] {
-                let driver = DriverScript { is_forgetful: forgetful, ..DriverScript::from(DRIVER) };
+                let driver = DriverScript { is_forgetful: forgetful, ..DriverScript::from(DRIVER).expanding() };
                 let mut play = with_driver(3_050 + number, driver);
                 play.create(on_data("web"));
+                if method == "NodeExpandVolume" {
+                    play.until(&running("web")).grow_claim("data");
+                }
                 if method.starts_with("NodeUn") {
                     play.until(&running("web")).delete("web", Within::ItsOwnTime);
                 }
                 play.until(&calling_driver(method, "vol-data")).restart_driver(DRIVER, how, seconds(20));
                 play.wait(minutes(1));
+                if method == "NodeExpandVolume" {
+                    play.until(&resized("data", 2));
+                }
                 if !method.starts_with("NodeUn") {
                     play.delete("web", Within::ItsOwnTime);
                 }
@@ -177,6 +205,98 @@ fn driver_restarts_in_the_middle_of_every_call() {
             }
         }
     }
+}
+
+#[test]
+fn driver_restarts_in_the_middle_of_its_registration() {
+    for (number, method) in (0..).zip(["GetInfo", "NodeGetInfo", "NotifyRegistrationStatus"]) {
+        for (seed, how) in (3_160 + 10 * number..).zip([DriverEnd::Stops, DriverEnd::Dies, DriverEnd::DiesAlone]) {
+            let mut play = Play::clustered(seed);
+            play.installed_driver(DRIVER).claim(&ClaimScript::new("data", DRIVER)).create(on_data("web"));
+            play.wait(seconds(10)).start_driver(DRIVER).until(&calling_driver(method, DRIVER));
+            play.restart_driver(DRIVER, how, seconds(20)).until(&stored_phase("web", "Running")).settle(minutes(1));
+            play.expect_starts("web", 1).delete("web", Within::ItsOwnTime).until(&unused("data")).settle(minutes(1));
+        }
+    }
+}
+
+/// How often the file system of the claim's volume became larger.
+fn growths(play: &Play) -> usize {
+    play.trace().iter().filter(|line| line.contains("vol-data grows to")).count()
+}
+
+#[test]
+fn claim_that_grows_under_running_pods_gets_its_size_once() {
+    let mut play = with_driver(3_200, DriverScript::from(DRIVER).expanding());
+    play.create(on_data("a"))
+        .create(on_data("b"))
+        .until(&running("a"))
+        .until(&running("b"))
+        .expect(&resized("data", 1));
+    play.grow_claim("data").expect_not(&resized("data", 2)).until(&resized("data", 2)).settle(minutes(1));
+    play.grow_claim("data").crash_agent().start_agent().until(&resized("data", 3)).settle(minutes(1));
+    assert_eq!(growths(&play), 2, "once each");
+    play.expect_starts("a", 1).expect_starts("b", 1);
+}
+
+#[test]
+fn claim_that_grew_while_no_pod_had_it_gets_its_size_with_the_next_pod() {
+    let mut play = with_driver(3_201, DriverScript::from(DRIVER).expanding());
+    play.grow_claim("data").wait(minutes(3)).expect_not(&resized("data", 2)).create(on_data("web"));
+    play.until(&running("web")).until(&resized("data", 2)).settle(minutes(1));
+    assert_eq!(growths(&play), 1, "once");
+}
+
+#[test]
+fn expansion_is_left_to_the_controller_of_a_driver_that_cannot_do_it() {
+    let mut play = with_driver(3_202, DriverScript::from(DRIVER));
+    play.create(on_data("web"))
+        .until(&running("web"))
+        .grow_claim("data")
+        .settle(minutes(3))
+        .expect(&resized("data", 2));
+    assert!(!play.trace().iter().any(|line| line.contains("NodeExpandVolume")), "it has no such call");
+}
+
+#[test]
+fn lost_answers_of_an_expansion_leave_the_claim_right() {
+    for seed in 3_210..3_222 {
+        let mut play = with_driver(seed, DriverScript::from(DRIVER).expanding());
+        play.create(on_data("web")).until(&running("web")).grow_claim("data");
+        // Errors for good are left to the claim's user.
+        let rates = CsiFaultRates { hang: 0.4, late_answer: 0.3, doubled: 0.3, ..CsiFaultRates::default() };
+        play.until(&calling_driver("NodeExpandVolume", "vol-data")).storm(csi_storm(rates)).wait(minutes(10));
+        play.settle(minutes(6)).expect(&resized("data", 2)).expect_starts("web", 1);
+        assert_eq!(growths(&play), 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn agent_killed_at_any_call_of_an_expansion_gives_the_claim_its_size_once() {
+    for nth in 0..40 {
+        let mut play = Play::before_start(31_000 + nth);
+        play.in_cluster().supervised().start_agent().driver(DriverScript::from(DRIVER).expanding());
+        play.claim(&ClaimScript::new("data", DRIVER)).create(on_data("web")).until(&stored_phase("web", "Running"));
+        play.grow_claim("data").change(|sim| sim.agent_dies_after = Some(nth));
+        play.until(&resized("data", 2)).settle(minutes(3)).expect_starts("web", 1);
+        assert_eq!(growths(&play), 1, "call {nth}");
+    }
+}
+
+#[test]
+fn calls_made_twice_do_nothing_more() {
+    let mut doubled = 0;
+    for seed in 3_230..3_242 {
+        let mut play = with_driver(seed, DriverScript::from(DRIVER).expanding());
+        let rates = CsiFaultRates { doubled: 0.7, hang: 0.2, late_answer: 0.2, ..CsiFaultRates::default() };
+        play.storm(csi_storm(rates)).create(on_data("a")).create(on_data("b")).wait(minutes(5));
+        play.grow_claim("data").wait(minutes(3)).delete("a", Within::ItsOwnTime).wait(minutes(5)).crash_agent();
+        play.start_agent().wait(minutes(3)).settle(minutes(6)).expect_starts("b", 1).expect(&published("data", 1));
+        play.expect(&resized("data", 2)).storm(csi_storm(CsiFaultRates { doubled: 1.0, ..CsiFaultRates::default() }));
+        play.delete("b", Within::ItsOwnTime).wait(minutes(5)).calm().until(&unused("data")).settle(minutes(1));
+        doubled += play.trace().iter().filter(|line| line.ends_with("a call is made twice")).count();
+    }
+    assert!(doubled > 50, "{doubled} calls");
 }
 
 #[test]

@@ -88,6 +88,7 @@ pub(super) fn rates(rng: &mut Rng) -> CsiFaultRates {
         done_but_error: some(0.3),
         hang: some(0.1),
         late_answer: some(0.2),
+        doubled: some(0.3),
         attach_late: some(0.3),
         attach_error: some(0.4),
     }

@@ -60,9 +60,13 @@ impl Node<'_> {
     }
 
     fn stage(&mut self) -> &mut Self {
+        self.stage_with("")
+    }
+
+    fn stage_with(&mut self, options: &str) -> &mut Self {
         let staging = staging(&self.device);
         self.sim.disk.make_dir(&staging, 0o750).unwrap();
-        self.call(&CsiAct::Stage { handle: self.device.handle.clone(), staging });
+        self.call(&CsiAct::Stage { handle: self.device.handle.clone(), staging, options: options.to_owned() });
         self
     }
 
@@ -73,10 +77,15 @@ impl Node<'_> {
     }
 
     fn publish(&mut self, uid: &str) -> &mut Self {
-        let (handle, staging) = (self.device.handle.clone(), Some(staging(&self.device)));
         self.sim.disk.make_dir(target(uid).parent().unwrap(), 0o750).unwrap();
-        self.call(&CsiAct::Publish { handle, staging, target: target(uid), mode: AccessMode::SingleNodeWriter });
+        let act = self.publication(uid);
+        self.call(&act);
         self
+    }
+
+    fn publication(&self, uid: &str) -> CsiAct {
+        let (handle, staging) = (self.device.handle.clone(), Some(staging(&self.device)));
+        CsiAct::Publish { handle, staging, target: target(uid), mode: AccessMode::SingleNodeWriter }
     }
 
     fn unpublish(&mut self, uid: &str) -> &mut Self {
@@ -103,10 +112,14 @@ impl Node<'_> {
 }
 
 fn broken_on(claim: &ClaimScript, steps: impl FnOnce(&mut Node<'_>)) -> Vec<&'static str> {
-    broken_by(&PodScript::from("web").claim("data"), |sim| {
+    broken_by_pod(&PodScript::from("web").claim("data"), claim, steps)
+}
+
+fn broken_by_pod(pod: &PodScript, claim: &ClaimScript, steps: impl FnOnce(&mut Node<'_>)) -> Vec<&'static str> {
+    broken_by(pod, |sim| {
         let node = json!({ "metadata": { "name": NODE } });
         sim.ask(Verb::Create, ObjectPath::all("v1", "nodes"), node).unwrap();
-        sim.install_driver(DriverScript::from(DRIVER));
+        sim.install_driver(DriverScript::from(DRIVER).labelled());
         sim.create_claim(claim);
         steps(&mut Node { sim, device: claim.device() });
     })
@@ -169,7 +182,35 @@ fn second_pod_of_an_exclusive_volume_breaks_a_rule() {
     let two = broken_on(&claim(), |node| {
         node.attach().report_in_use(true).stage().publish("u1").publish("u1").publish("u2");
     });
-    assert_eq!(two, ["a ReadWriteOncePod volume has one pod"]);
+    let rule = "a ReadWriteOncePod volume has one pod";
+    assert_eq!(two, [rule, rule], "the call, and what it did");
+    for (claim, expected) in [(claim(), Some(rule)), (ClaimScript::new("data", DRIVER), None)] {
+        let two_calls = broken_on(&claim, |node| {
+            node.attach().report_in_use(true).stage();
+            for uid in ["u1", "u2"] {
+                let act = node.publication(uid);
+                node.sim.check_csi_call(DRIVER, &act);
+                node.sim.rules.csi_begins(node.sim.now, DRIVER, &act);
+            }
+        });
+        assert_eq!(two_calls, Vec::from_iter(expected), "both calls are under way");
+    }
+}
+
+#[test]
+fn expansion_before_publication_breaks_a_rule() {
+    let expand = |node: &mut Node<'_>| {
+        let (handle, path) = (node.device.handle.clone(), target("u1"));
+        node.call(&CsiAct::Expand { handle, path, bytes: 1 });
+    };
+    let early = broken(|node| {
+        expand(node.attach().report_in_use(true).stage());
+    });
+    assert_eq!(early, ["nothing is expanded before it is published"]);
+    let in_time = broken(|node| {
+        expand(node.attach().report_in_use(true).stage().publish("u1"));
+    });
+    assert_eq!(in_time, [""; 0]);
 }
 
 #[test]
@@ -181,7 +222,11 @@ fn detachment_under_a_mount_or_a_call_breaks_a_rule() {
     });
     assert_eq!(under_mount, [rule]);
     let under_call = broken(|node| {
-        let act = CsiAct::Stage { handle: node.device.handle.clone(), staging: staging(&node.device) };
+        let act = CsiAct::Stage {
+            handle: node.device.handle.clone(),
+            staging: staging(&node.device),
+            options: String::new(),
+        };
         node.sim.rules.csi_begins(node.sim.now, DRIVER, &act);
         node.sim.check_detach(&node.device.clone());
     });
@@ -191,7 +236,11 @@ fn detachment_under_a_mount_or_a_call_breaks_a_rule() {
 #[test]
 fn two_calls_on_one_path_break_a_rule() {
     let twice = broken(|node| {
-        let act = CsiAct::Stage { handle: node.device.handle.clone(), staging: staging(&node.device) };
+        let act = CsiAct::Stage {
+            handle: node.device.handle.clone(),
+            staging: staging(&node.device),
+            options: String::new(),
+        };
         node.sim.rules.csi_begins(node.sim.now, DRIVER, &act);
         node.sim.rules.csi_begins(node.sim.now, DRIVER, &act);
     });
@@ -218,6 +267,25 @@ fn container_without_its_volume_breaks_a_rule() {
         super::start(node.sim, &home, "app", 0);
     });
     assert_eq!(forgotten, [rule], "it has no mount of it");
+}
+
+#[test]
+fn volume_with_the_label_of_another_pod_breaks_a_rule() {
+    let (own, other) = (r#"context="u:r:t:s0:c1,c2""#, r#"context="u:r:t:s0:c3,c4""#);
+    let rule = "a volume has the label of its pod";
+    for (level, options, expected) in [
+        (Some("s0:c1,c2"), own, None),
+        (Some("s0:c1,c2"), other, Some(rule)),
+        (Some("s0:c1,c2"), "", Some(rule)),
+        (None, "", None),
+        (None, own, Some(rule)),
+    ] {
+        let pod = level.into_iter().fold(PodScript::from("web").claim("data"), PodScript::level);
+        let found = broken_by_pod(&pod, &ClaimScript::new("data", DRIVER).exclusive(), |node| {
+            node.attach().report_in_use(true).stage_with(options).publish("u1").start("u1");
+        });
+        assert_eq!(found, Vec::from_iter(expected), "{level:?} on {options:?}");
+    }
 }
 
 #[test]
