@@ -26,7 +26,7 @@ const API_NAMES: [&str; 5] = ["asp", "bat", "cod", "doe", "elk"];
 pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = API_NAMES[rng.usize(..API_NAMES.len())];
     let is_there = play.look(|sim| stored(sim, name).is_some());
-    match rng.u32(0..136) {
+    match rng.u32(0..146) {
         0..35 if !is_there => {
             let script = script(rng, name, version);
             let script = storage::with_volumes(play, rng, script);
@@ -58,7 +58,7 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
             pressure::happen(play, rng);
             play
         }
-        128..136 => {
+        128..146 => {
             storage::happen(play, rng);
             play
         }

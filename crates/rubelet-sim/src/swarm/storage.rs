@@ -18,6 +18,7 @@ use crate::{
 
 const DRIVERS: [&str; 2] = ["disk.sim", "share.sim"];
 const CLAIMS: [&str; 4] = ["cl0", "cl1", "cl2", "cl3"];
+const LEVELS: [&str; 2] = ["s0:c1,c2", "s0:c3,c4"];
 
 /// Two drivers of any kind, and claims of their volumes. Half of the nodes of clusters have none.
 pub(super) fn set_up(play: &mut Play, rng: &mut Rng) {
@@ -25,15 +26,16 @@ pub(super) fn set_up(play: &mut Play, rng: &mut Rng) {
         return;
     }
     for name in DRIVERS {
-        let capabilities = NodeCapabilities { stage_unstage: rng.u32(0..4) > 0, ..NodeCapabilities::default() };
+        let capabilities =
+            NodeCapabilities { stage_unstage: rng.u32(0..4) > 0, expand: rng.bool(), ..NodeCapabilities::default() };
         let driver = DriverScript {
             name: name.to_owned(),
             capabilities,
             attaches: rng.u32(0..3) > 0,
             has_object: rng.u32(0..6) > 0,
             is_forgetful: rng.u32(0..4) == 0,
-            takes_label: false,
-            limit: None,
+            takes_label: rng.bool(),
+            limit: (rng.u32(0..3) == 0).then(|| rng.usize(1..4)),
         };
         play.installed_driver(driver);
         if rng.u32(0..3) > 0 {
@@ -46,6 +48,7 @@ pub(super) fn set_up(play: &mut Play, rng: &mut Rng) {
     for name in CLAIMS {
         let mut claim = ClaimScript::new(name, DRIVERS[rng.usize(..2)]);
         claim.mode = ["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"][rng.usize(..3)];
+        claim.is_block = rng.u32(0..4) == 0;
         claim.is_bound = rng.u32(0..4) > 0;
         if !claim.is_bound && rng.u32(0..4) > 0 {
             let wait = Duration::from_millis(rng.u64(100..600_000));
@@ -61,23 +64,36 @@ pub(super) fn with_volumes(play: &Play, rng: &mut Rng, script: PodScript) -> Pod
         return script;
     }
     let first = rng.usize(..CLAIMS.len());
+    let script = if rng.bool() { script.level(LEVELS[rng.usize(..LEVELS.len())]) } else { script };
+    let with = |script: PodScript, claim: &str| match play.look(|sim| sim.is_block(claim)) {
+        true => script.block_claim(claim),
+        false => script.claim(claim),
+    };
     match rng.u32(0..6) {
-        0..3 => script.claim(CLAIMS[first]),
-        3 => script.claim(CLAIMS[first]).claim(CLAIMS[(first + 1) % CLAIMS.len()]),
+        0..3 => with(script, CLAIMS[first]),
+        3 => with(with(script, CLAIMS[first]), CLAIMS[(first + 1) % CLAIMS.len()]),
         4 => script.inline(DRIVERS[rng.usize(..2)]),
-        _ => script.claim(CLAIMS[first]).inline(DRIVERS[rng.usize(..2)]),
+        _ => with(script, CLAIMS[first]).inline(DRIVERS[rng.usize(..2)]),
     }
 }
 
-/// A driver ends, and is back later.
+/// A driver ends, and is back later; or it can have more or fewer volumes; or a claim grows.
 pub(super) fn happen(play: &mut Play, rng: &mut Rng) {
-    let name = DRIVERS[rng.usize(..2)];
-    let how = [DriverEnd::Stops, DriverEnd::Dies, DriverEnd::DiesAlone][rng.usize(..3)];
-    let most = if rng.bool() { minutes(5) } else { Duration::from_secs(3) };
-    let wait = Duration::from_millis(rng.u64(10..u64::try_from(most.as_millis()).unwrap_or(u64::MAX)));
-    if play.look(|sim| sim.csi.drivers.get(name).is_some_and(|driver| driver.is_up)) {
-        play.restart_driver(name, how, wait);
+    if play.look(|sim| sim.csi.drivers.is_empty()) {
+        return;
     }
+    let name = DRIVERS[rng.usize(..2)];
+    match rng.u32(0..8) {
+        0..3 => play.grow_claim(CLAIMS[rng.usize(..CLAIMS.len())]),
+        3 if play.look(|sim| sim.csi.drivers[name].script.limit.is_some()) => play.limit_driver(name, rng.usize(1..4)),
+        _ if play.look(|sim| sim.csi.drivers[name].is_up) => {
+            let how = [DriverEnd::Stops, DriverEnd::Dies, DriverEnd::DiesAlone][rng.usize(..3)];
+            let most = if rng.bool() { minutes(5) } else { Duration::from_secs(3) };
+            let wait = Duration::from_millis(rng.u64(10..u64::try_from(most.as_millis()).unwrap_or(u64::MAX)));
+            play.restart_driver(name, how, wait)
+        }
+        _ => play,
+    };
 }
 
 /// A few faults, with strengths from the seed.
