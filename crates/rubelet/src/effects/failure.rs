@@ -37,6 +37,11 @@ pub(super) fn caused(kind: ErrorKind, what: impl fmt::Display, error: &(dyn Erro
     EffectError { kind, message: format!("{what}: {}", error_chain(error)) }
 }
 
+/// It may work later, without a change by a user.
+pub(super) fn retryable(message: String) -> EffectError {
+    EffectError { kind: ErrorKind::Retry, message }
+}
+
 pub(super) fn refused(message: String) -> EffectError {
     EffectError { kind: ErrorKind::Refused, message }
 }
@@ -44,7 +49,7 @@ pub(super) fn refused(message: String) -> EffectError {
 /// Ends a recalled effect before its next step.
 pub(super) fn unless(recalled: &Recalled) -> Result<(), EffectError> {
     if recalled.is_cancelled() {
-        return Err(EffectError { kind: ErrorKind::Retry, message: "pod is terminating".to_owned() });
+        return Err(retryable("pod is terminating".to_owned()));
     }
     Ok(())
 }

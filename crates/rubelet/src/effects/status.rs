@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use k8s_openapi::{
-    api::core::v1::{Node, Pod},
+    api::core::v1::{Node, Pod, Secret},
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use rubelet_core::{
@@ -17,11 +17,13 @@ use rubelet_core::{
     manifest::HASH_ANNOTATION,
     node_object::NodeObject,
     pod_config::MIRROR_ANNOTATION,
+    volumes::csi::SecretName,
 };
 use rubelet_kube::{
     error_chain,
     port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb},
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::failure;
@@ -67,9 +69,21 @@ pub async fn get_node(world: &World) -> Result<Facts, EffectError> {
 
 async fn node(world: &World) -> Result<Node, EffectError> {
     let path = ObjectPath::all("v1", "nodes").named(&world.settings.node_name);
-    let node = request(world, Verb::Get, path, None).await?;
-    serde_json::from_slice(&node)
+    get_object(world, path).await
+}
+
+/// An object of the API. Not for a Secret: what is said of an answer that cannot be read may show a part of it.
+pub(super) async fn get_object<T: DeserializeOwned>(world: &World, path: ObjectPath) -> Result<T, EffectError> {
+    let answer = get(world, path).await?;
+    serde_json::from_slice(&answer)
         .map_err(|error| failure::caused(ErrorKind::Retry, "the answer cannot be read", &error))
+}
+
+pub(super) async fn get_secret(world: &World, name: &SecretName) -> Result<Secret, EffectError> {
+    let SecretName { namespace, name } = name;
+    let path = ObjectPath::all("v1", "secrets").within(&**namespace).named(&**name);
+    let answer = get(world, path).await?;
+    serde_json::from_slice(&answer).map_err(|_| failure::retryable("the answer cannot be read".to_owned()))
 }
 
 fn mirror_of(pod: &Pod, node: &Node) -> Pod {

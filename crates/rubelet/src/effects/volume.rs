@@ -19,7 +19,6 @@ use rubelet_core::{
 };
 use rubelet_host::port::FileKind;
 
-use self::files::Owner;
 use super::{directories::component, failure};
 use crate::{metrics::storage::StorageOperation, world::World};
 
@@ -52,8 +51,17 @@ mod testing;
 /// Upstream's words. Its gate cannot be turned on any more.
 const GIT_REPO_DISABLED: &str = "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`";
 
+/// Of a directory that only the agent and drivers enter.
+const DIR_MODE: u32 = 0o750;
 /// A tmpfs as upstream mounts it: world-writable with the sticky bit.
 const TMPFS_MODE: u32 = 0o1777;
+
+/// The pod that a volume is for.
+struct VolumePod<'a> {
+    pod: &'a Pod,
+    uid: &'a PodUid,
+    dir: &'a Path,
+}
 
 pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, EffectError> {
     match op {
@@ -113,7 +121,7 @@ pub async fn set_up_volume(
     claimed: Option<&PersistentSource>,
 ) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
-    let owner = Owner { pod, uid, dir: &pod_dir };
+    let owner = VolumePod { pod, uid, dir: &pod_dir };
     if let Some(source) = claimed {
         let setup = persistent::set_up(world, &owner, source);
         let step = if source.is_block() { Step::MAP } else { Step::MOUNT };
@@ -128,13 +136,13 @@ pub async fn set_up_volume(
 /// Every volume whose content can change, also after a failure.
 pub async fn refresh_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
-    let owner = Owner { pod, uid, dir: &pod_dir };
+    let owner = VolumePod { pod, uid, dir: &pod_dir };
     let mut volumes = volumes::volumes_to_mount(pod);
     volumes.retain(|volume| matches!(volume.source, VolumeSource::Files(_)));
     set_up_each(world, &owner, volumes).await
 }
 
-async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMount>) -> Result<Facts, EffectError> {
+async fn set_up_each(world: &World, owner: &VolumePod<'_>, volumes: Vec<VolumeToMount>) -> Result<Facts, EffectError> {
     let mut failures = Vec::new();
     for volume in volumes {
         let setup = set_up(world, owner, &volume);
@@ -147,7 +155,7 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMoun
     Err(EffectError { kind, message: messages.join("; ") })
 }
 
-/// Upstream's words for a setup.
+/// Upstream's words for a volume's setup or end.
 #[derive(Clone, Copy)]
 struct Step {
     operation: StorageOperation,
@@ -156,18 +164,20 @@ struct Step {
 
 impl Step {
     const MOUNT: Step = Step { operation: StorageOperation::Mount, name: "MountVolume.SetUp" };
+    const UNMOUNT: Step = Step { operation: StorageOperation::Unmount, name: "UnmountVolume.TearDown" };
     const MAP: Step = Step { operation: StorageOperation::Map, name: "MapVolume.MapPodDevice" };
+    const UNMAP: Step = Step { operation: StorageOperation::Unmap, name: "UnmapVolume.UnmapPodDevice" };
 }
 
-/// Runs the setup of a volume, with its metric and upstream's beginning of its error.
+/// Runs the setup or the end of a volume, with its metric and upstream's beginning of its error.
 async fn measured(
     world: &World,
     (step, name): (Step, &str),
     plugin: Option<&str>,
-    setup: impl Future<Output = Result<(), EffectError>>,
+    work: impl Future<Output = Result<(), EffectError>>,
 ) -> Result<(), EffectError> {
     let began = world.clock.now().uptime;
-    let done = setup.await;
+    let done = work.await;
     if let Some(plugin) = plugin {
         let took = world.clock.now().uptime.since(began);
         world.metrics.storage.ended(plugin, step.operation, done.is_ok(), took);
@@ -178,7 +188,7 @@ async fn measured(
     })
 }
 
-async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Result<(), EffectError> {
+async fn set_up(world: &World, owner: &VolumePod<'_>, volume: &VolumeToMount) -> Result<(), EffectError> {
     match &volume.source {
         VolumeSource::EmptyDir { medium, group } => {
             let name = component(&volume.name)?;
@@ -187,7 +197,7 @@ async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Res
         VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
         VolumeSource::Files(content) => files::set_up(world, owner, &volume.name, content).await,
         VolumeSource::Claim(_) | VolumeSource::Csi { .. } | VolumeSource::InTree => {
-            Err(failure::refused("what it stands for is not known".to_owned()))
+            Err(failure::refused("the volume is not resolved yet".to_owned()))
         }
         VolumeSource::Invalid(problem) => Err(failure::refused(problem.clone())),
         VolumeSource::GitRepo => Err(failure::refused(GIT_REPO_DISABLED.to_owned())),
@@ -224,7 +234,7 @@ async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: Emp
         }
     }
     let pods_dir = world.paths.pods_dir();
-    host.make_dir_beneath(&pods_dir, &dir, 0o777).await.map_err(at_dir("make directory"))?;
+    make_dir(world, &pods_dir, &dir, 0o777).await?;
     match volume.medium {
         Medium::Disk => {}
         Medium::Memory { size_bytes } => {
@@ -237,8 +247,7 @@ async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: Emp
     if let Some(group) = volume.group {
         host.share_dir(&dir, group).await.map_err(at_dir("give to the pod's group"))?;
     }
-    let made = host.make_dir_beneath(&pods_dir, &marker, 0o750).await;
-    made.map_err(|error| failure::io("make directory", &marker, &error))?;
+    make_dir(world, &pods_dir, &marker, DIR_MODE).await?;
     host.make_file_beneath(&pods_dir, &ready, 0o644).await.map_err(|error| failure::io("create", &ready, &error))?;
     Ok(())
 }
@@ -267,8 +276,25 @@ async fn set_up_host_path(world: &World, path: &Path, must_be: HostPathType) -> 
         (Some(found), _) if found == expected => Ok(()),
         (None | Some(_), _) => {
             let message = format!("hostPath type check failed: {} is not a {called}", path.display());
-            Err(EffectError { kind: ErrorKind::Retry, message })
+            Err(failure::retryable(message))
         }
+    }
+}
+
+/// Makes a directory, and those above it up to `root`, without following a link.
+async fn make_dir(world: &World, root: &Path, dir: &Path, mode: u32) -> Result<(), EffectError> {
+    world.host.make_dir_beneath(root, dir, mode).await.map_err(|error| failure::io("make directory", dir, &error))
+}
+
+/// The names in a directory, of this kind; none if the directory does not exist.
+async fn entries(world: &World, dir: &Path, kind: Option<FileKind>) -> Result<Vec<String>, EffectError> {
+    match world.host.list_dir(dir).await {
+        Ok(entries) => {
+            let meant = entries.into_iter().filter(|entry| kind.is_none_or(|kind| entry.kind == kind));
+            Ok(meant.map(|entry| entry.name).collect())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(failure::io("list", dir, &error)),
     }
 }
 

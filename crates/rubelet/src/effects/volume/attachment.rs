@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentStatus};
 use rubelet_core::{
-    effect::{EffectError, ErrorKind, Facts},
+    effect::{EffectError, Facts},
     volumes::{
         claims::{PersistentKind, PersistentSource},
         csi::CsiVolume,
@@ -57,26 +57,27 @@ pub(super) async fn publish_context(
     if !source.is_attached_by_controller() {
         return Ok(BTreeMap::new());
     }
-    let retry = |message: String| EffectError { kind: ErrorKind::Retry, message };
     let name = name(&volume.handle, &volume.driver, &world.settings.node_name);
     let attachment = get(world, &name).await.map_err(|error| {
         let handle = &volume.handle;
-        retry(format!("kubernetes.io/csi: volume {handle} has GET error for volume attachment {name}: {error}"))
+        failure::retryable(format!(
+            "kubernetes.io/csi: volume {handle} has GET error for volume attachment {name}: {error}"
+        ))
     })?;
     if attachment.metadata.deletion_timestamp.is_some() {
-        return Err(retry("volume attachment is being deleted".to_owned()));
+        return Err(failure::retryable("volume attachment is being deleted".to_owned()));
     }
     let attached = attachment.status.unwrap_or_default();
     if !attached.attached {
         let reported = attached.attach_error.and_then(|error| error.message);
         let unattached = || format!("volume {} is not attached for volume attachment {name}", volume.handle);
-        return Err(retry(reported.unwrap_or_else(unattached)));
+        return Err(failure::retryable(reported.unwrap_or_else(unattached)));
     }
     Ok(attached.attachment_metadata.unwrap_or_default())
 }
 
-/// Whether the node has as many volumes as the driver can have here. If so, the scheduler must hear of it; the answer does not
-/// wait for that to succeed. Nobody knows while the attachment cannot be read.
+/// Whether the node has as many volumes as the driver can have here; an error while the attachment cannot be read. If so, CSINode
+/// gets the driver's current limit, so that the scheduler counts with it; a failure of that update does not change the answer.
 pub(super) async fn check_limit(world: &World, source: &PersistentSource) -> Result<Facts, EffectError> {
     let PersistentKind::Csi(volume) = &source.kind else { return Ok(Facts::AttachLimit { is_exceeded: false }) };
     let name = name(&volume.handle, &volume.driver, &world.settings.node_name);
@@ -95,7 +96,5 @@ fn exhausts_node(status: &VolumeAttachmentStatus) -> bool {
 
 async fn get(world: &World, name: &str) -> Result<VolumeAttachment, EffectError> {
     let path = ObjectPath::all("storage.k8s.io/v1", "volumeattachments").named(name);
-    let answer = status::get(world, path).await?;
-    serde_json::from_slice(&answer)
-        .map_err(|error| failure::caused(ErrorKind::Retry, "the answer cannot be read", &error))
+    status::get_object(world, path).await
 }

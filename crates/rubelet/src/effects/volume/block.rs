@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use rubelet_core::{
-    effect::{EffectError, ErrorKind},
+    effect::EffectError,
     id::PodUid,
     volumes::{
         claims::{self, CSI_PLUGIN, PersistentSource, VOLUME_DEVICES, links_dir},
@@ -17,10 +17,8 @@ use rubelet_core::{
     },
 };
 
-use super::{component, csi, files::Owner};
+use super::{DIR_MODE, VolumePod, component, csi, device_map, make_dir};
 use crate::{effects::failure, world::World};
-
-const DIR_MODE: u32 = 0o750;
 
 pub(super) fn devices_dir(world: &World) -> PathBuf {
     csi::devices_dir(world).join(VOLUME_DEVICES)
@@ -48,7 +46,7 @@ fn bound_path(world: &World, volume: &str, pod: &PodUid) -> Result<PathBuf, Effe
 
 pub(super) async fn publish(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     source: &PersistentSource,
     volume: &CsiVolume,
 ) -> Result<(), EffectError> {
@@ -59,14 +57,13 @@ pub(super) async fn publish(
     let capabilities = csi::capabilities(&client).await?;
     let request = csi::publish_request(world, owner, source, (volume, &capabilities), &target).await?;
     for dir in [target.parent(), link.parent()].into_iter().flatten() {
-        let made = host.make_dir_beneath(root_dir, dir, DIR_MODE).await;
-        made.map_err(|error| failure::io("make directory", dir, &error))?;
+        make_dir(world, root_dir, dir, DIR_MODE).await?;
     }
     host.make_link(&target, &link).await.map_err(|error| failure::io("make link", &link, &error))?;
     client.publish(request).await.map_err(|error| csi::answered(&error))?;
     if host.file_kind(&target).await.map_err(|error| failure::io("stat", &target, &error))?.is_none() {
         let message = format!("kubernetes.io/csi: the driver made no device at {}", target.display());
-        return Err(EffectError { kind: ErrorKind::Retry, message });
+        return Err(failure::retryable(message));
     }
     let bound = bound_path(world, &source.name, owner.uid)?;
     let (Some(dir), Some(name)) = (target.parent(), target.file_name()) else { return Ok(()) };
@@ -77,14 +74,7 @@ pub(super) async fn publish(
 pub(super) async fn unpublish(world: &World, pod_dir: &Path, uid: &PodUid, volume: &str) -> Result<(), EffectError> {
     let host = &world.host;
     let bound = bound_path(world, volume, uid)?;
-    let released = host.release_loop_devices(&bound).await;
-    released.map_err(|error| failure::io("release the loop device over", &bound, &error))?;
-    for point in
-        host.mounts_below(&bound).await.map_err(|error| failure::io("look for mounts below", &bound, &error))?
-    {
-        host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
-    }
-    host.remove_tree(&bound).await.map_err(|error| failure::io("remove", &bound, &error))?;
+    device_map::unbind(world, &bound).await?;
     let target = publish_path(world, volume, uid)?;
     // Without the file nothing was published: it is written before the first call, and removed after the last.
     if let Some(data) = csi::read_data(world, &data_dir(world, volume)?).await? {
@@ -92,9 +82,9 @@ pub(super) async fn unpublish(world: &World, pod_dir: &Path, uid: &PodUid, volum
         let done = client.unpublish(&data.volume_handle, &target).await;
         done.map_err(|error| csi::called("blockMapper.UnmapPodDevice failed", &error))?;
     }
-    if csi::is_mounted(world, &target).await? {
+    if csi::has_mounts(world, &target).await? {
         let message = format!("kubernetes.io/csi: {} is still mounted", target.display());
-        return Err(EffectError { kind: ErrorKind::Retry, message });
+        return Err(failure::retryable(message));
     }
     host.remove_tree(&target).await.map_err(|error| failure::io("remove", &target, &error))?;
     let link = links_dir(pod_dir, CSI_PLUGIN).join(volume);

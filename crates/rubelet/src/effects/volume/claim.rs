@@ -19,7 +19,7 @@ use rubelet_core::{
         in_tree, migration,
     },
 };
-use rubelet_kube::{error_chain, port::ObjectPath};
+use rubelet_kube::port::ObjectPath;
 use serde::de::DeserializeOwned;
 
 use super::{csi::inline_handle, flex};
@@ -121,10 +121,6 @@ async fn csi_driver(world: &World, name: &str) -> Result<Option<CSIDriver>, Effe
 }
 
 async fn get<T: DeserializeOwned>(world: &World, path: ObjectPath, what: &str) -> Result<T, EffectError> {
-    let answer = status::get(world, path).await;
-    let answer = answer.map_err(|error| EffectError { message: format!("{what}: {error}"), ..error })?;
-    serde_json::from_slice(&answer).map_err(|error| EffectError {
-        kind: ErrorKind::Retry,
-        message: format!("{what}: the answer cannot be read: {}", error_chain(&error)),
-    })
+    let found = status::get_object(world, path).await;
+    found.map_err(|error| EffectError { message: format!("{what}: {error}"), ..error })
 }

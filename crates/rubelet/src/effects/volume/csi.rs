@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     id::{PodUid, namespace_of},
@@ -27,18 +27,16 @@ use rubelet_csi::{
     AccessMode as CsiAccessMode, AccessType, Client, CsiError, NodeCapabilities, PublishVolume, Secrets, StageVolume,
     VolumeAccess,
 };
-use rubelet_kube::port::ObjectPath;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{attachment, block, data_file, files::Owner, mounting, persistent};
+use super::{DIR_MODE, VolumePod, attachment, block, data_file, make_dir, mounting, persistent};
 use crate::{
     effects::{failure, status},
     world::World,
 };
 
-const DIR_MODE: u32 = 0o750;
 /// `vol_data.json` beside the mount, with upstream's fields.
 const DATA_FILE: &str = "vol_data.json";
 const STAGING: &str = "globalmount";
@@ -127,15 +125,12 @@ pub(super) async fn stage(
     let capabilities = capabilities(&client).await?;
     let stage_secret = volume.stage_secret.as_ref().filter(|_| capabilities.stage_unstage);
     let secrets = secrets(world, stage_secret).await?;
-    let host = &world.host;
     // The file goes first: what has none was never staged.
     let data = device_data(world, source, volume);
-    let made = host.make_dir_beneath(&world.paths.root_dir, &data_dir, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &data_dir, &error))?;
+    make_dir(world, &world.paths.root_dir, &data_dir, DIR_MODE).await?;
     let was_staged = read_data(world, &data_dir).await?.is_some();
     data_file::write(world, &data_dir, DATA_FILE, &data).await?;
-    let made = host.make_dir_beneath(&world.paths.root_dir, &staging_path, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &staging_path, &error))?;
+    make_dir(world, &world.paths.root_dir, &staging_path, DIR_MODE).await?;
     if !capabilities.stage_unstage {
         return Ok(Facts::Nothing);
     }
@@ -184,7 +179,7 @@ pub(super) async fn unstage(world: &World, device: &CsiDevice) -> Result<Facts, 
 
 pub(super) async fn publish(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     source: &PersistentSource,
     volume: &CsiVolume,
 ) -> Result<(), EffectError> {
@@ -193,9 +188,8 @@ pub(super) async fn publish(
     let client = client(world, &volume.driver)?;
     let capabilities = capabilities(&client).await?;
     let request = publish_request(world, owner, source, (volume, &capabilities), &target_path).await?;
-    let was_published = is_mounted(world, &target_path).await?;
-    let made = world.host.make_dir_beneath(&world.paths.pods_dir(), &dir, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &dir, &error))?;
+    let was_published = has_mounts(world, &target_path).await?;
+    make_dir(world, &world.paths.pods_dir(), &dir, DIR_MODE).await?;
     let node = &world.settings.node_name;
     let data = VolumeData {
         driver_name: volume.driver.clone(),
@@ -223,7 +217,7 @@ pub(super) async fn publish(
 /// All that the driver is told of a volume and of its pod.
 pub(super) async fn publish_request(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     source: &PersistentSource,
     (volume, capabilities): (&CsiVolume, &NodeCapabilities),
     target_path: &Path,
@@ -291,8 +285,10 @@ pub(super) async fn remove_unused(world: &World, dir: &Path) {
 }
 
 fn logged(place: &Path, done: Result<(), EffectError>) -> bool {
-    done.inspect_err(|error| tracing::warn!(place = %place.display(), "what is left of a volume stays: {error}"))
-        .is_ok()
+    done.inspect_err(
+        |error| tracing::warn!(place = %place.display(), error = %error, "failed to remove a volume's directory"),
+    )
+    .is_ok()
 }
 
 /// Removes trees in this order, once nothing is mounted in any of them.
@@ -307,28 +303,29 @@ async fn remove_trees(world: &World, trees: &[PathBuf]) -> Result<(), EffectErro
 }
 
 async fn check_unmounted(world: &World, tree: &Path) -> Result<(), EffectError> {
-    if is_mounted(world, tree).await? {
+    if has_mounts(world, tree).await? {
         let message = format!("kubernetes.io/csi: {} is still mounted", tree.display());
-        return Err(EffectError { kind: ErrorKind::Retry, message });
+        return Err(failure::retryable(message));
     }
     Ok(())
 }
 
 /// At the path or below it.
-pub(super) async fn is_mounted(world: &World, path: &Path) -> Result<bool, EffectError> {
+pub(super) async fn has_mounts(world: &World, path: &Path) -> Result<bool, EffectError> {
     let mounts = world.host.mounts_below(path).await;
     mounts.map(|mounts| !mounts.is_empty()).map_err(|error| failure::io("look for mounts below", path, &error))
 }
 
 /// Tokens of the pod's service account by audience, as JSON; `None` if the driver wants none.
-async fn tokens(world: &World, owner: &Owner<'_>, volume: &CsiVolume) -> Result<Option<String>, EffectError> {
+async fn tokens(world: &World, owner: &VolumePod<'_>, volume: &CsiVolume) -> Result<Option<String>, EffectError> {
     let wanted = volume.tokens(owner.pod);
     if wanted.is_empty() {
         return Ok(None);
     }
-    let failed = |why: String| EffectError {
-        kind: ErrorKind::Retry,
-        message: format!("kubernetes.io/csi: mounter.SetUpAt failed to get service accoount token attributes: {why}"),
+    let failed = |why: String| {
+        failure::retryable(format!(
+            "kubernetes.io/csi: mounter.SetUpAt failed to get service accoount token attributes: {why}"
+        ))
     };
     let cluster = world.cluster.as_ref().ok_or_else(|| failed("there is no API server".to_owned()))?;
     let needs = Needs { tokens: wanted.iter().map(|(_, key)| key.clone()).collect(), ..Needs::default() };
@@ -389,7 +386,7 @@ pub(super) fn access(volume: &CsiVolume, capabilities: &NodeCapabilities, group:
 }
 
 /// The volume's attributes, and the pod where the driver wants to know it.
-fn volume_context(owner: &Owner<'_>, volume: &CsiVolume) -> BTreeMap<String, String> {
+fn volume_context(owner: &VolumePod<'_>, volume: &CsiVolume) -> BTreeMap<String, String> {
     let mut context = volume.attributes.clone();
     if volume.rules.pod_info {
         let Pod { metadata, spec, .. } = owner.pod;
@@ -417,14 +414,11 @@ pub(super) async fn secret_texts(
     world: &World,
     name: Option<&SecretName>,
 ) -> Result<BTreeMap<String, String>, EffectError> {
-    let Some(SecretName { namespace, name }) = name else { return Ok(BTreeMap::new()) };
-    let path = ObjectPath::all("v1", "secrets").within(&**namespace).named(&**name);
-    let failed = |error: &dyn std::fmt::Display| EffectError {
-        kind: ErrorKind::Retry,
-        message: format!("fetching secret {namespace}/{name} failed: {error}"),
+    let Some(secret @ SecretName { namespace, name }) = name else { return Ok(BTreeMap::new()) };
+    let failed = |error: &dyn std::fmt::Display| {
+        failure::retryable(format!("fetching secret {namespace}/{name} failed: {error}"))
     };
-    let answer = status::get(world, path).await.map_err(|error| failed(&error))?;
-    let secret: Secret = serde_json::from_slice(&answer).map_err(|_| failed(&"the answer cannot be read"))?;
+    let secret = status::get_secret(world, secret).await.map_err(|error| failed(&error))?;
     let data = secret.data.unwrap_or_default().into_iter();
     let data = data.map(|(key, value)| match String::from_utf8(value.0) {
         Ok(text) => Ok((key, text)),

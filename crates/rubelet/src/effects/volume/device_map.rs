@@ -13,7 +13,7 @@ use std::{
 };
 
 use rubelet_core::{
-    effect::{EffectError, ErrorKind},
+    effect::EffectError,
     id::PodUid,
     volumes::{
         claims::{BlockPlaces, PersistentSource, links_dir},
@@ -24,7 +24,7 @@ use rubelet_core::{
 };
 use rubelet_host::port::FileKind;
 
-use super::{component, files::Owner, mounting::DIR_MODE, scsi};
+use super::{DIR_MODE, VolumePod, component, entries, make_dir, mounting};
 use crate::{effects::failure, world::World};
 
 /// As many as the kernel follows.
@@ -33,7 +33,7 @@ const MAX_LINKS: usize = 40;
 /// Shows a block device to the pod.
 pub(super) async fn map(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     source: &PersistentSource,
     device: &Path,
 ) -> Result<(), EffectError> {
@@ -50,13 +50,12 @@ pub(super) async fn map(
         Some(_) => return Err(failure::refused(format!("{} is no block device", device.display()))),
         None => {
             let message = format!("path {:?} does not exist", device.display().to_string());
-            return Err(EffectError { kind: ErrorKind::Retry, message });
+            return Err(failure::retryable(message));
         }
     }
     let link = link_dir.join(component(&source.name)?);
     for dir in [&link_dir, &bound_dir] {
-        let made = host.make_dir_beneath(root_dir, dir, DIR_MODE).await;
-        made.map_err(|error| failure::io("make directory", dir, &error))?;
+        make_dir(world, root_dir, dir, DIR_MODE).await?;
     }
     host.make_link(&device, &link).await.map_err(|error| failure::io("make link", &link, &error))?;
     let bound = bound_dir.join(component(owner.uid.as_str())?);
@@ -83,33 +82,31 @@ async fn bound_dirs(world: &World, plugin: &str) -> Result<Vec<PathBuf>, EffectE
         ISCSI_PLUGIN => iscsi::block_dir(root_dir),
         _ => return Ok(Vec::new()),
     };
-    let names = scsi::names(world, &dir).await?;
+    let names = entries(world, &dir, None).await?;
     if plugin != ISCSI_PLUGIN {
         return Ok(below(dir, names).collect());
     }
     let mut dirs = Vec::new();
     for iface in below(dir, names) {
-        let names = scsi::names(world, &iface).await?;
+        let names = entries(world, &iface, None).await?;
         dirs.extend(below(iface, names));
     }
     Ok(dirs)
 }
 
-async fn unbind(world: &World, bound: &Path) -> Result<(), EffectError> {
+/// Ends what a device is bound to, and removes the file there.
+pub(super) async fn unbind(world: &World, bound: &Path) -> Result<(), EffectError> {
     let host = &world.host;
     let released = host.release_loop_devices(bound).await;
     released.map_err(|error| failure::io("release the loop device over", bound, &error))?;
-    let mounts = host.mounts_below(bound).await;
-    for point in mounts.map_err(|error| failure::io("look for mounts below", bound, &error))? {
-        host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
-    }
+    mounting::unmount_all_below(world, bound).await?;
     host.remove_tree(bound).await.map_err(|error| failure::io("remove", bound, &error))
 }
 
 /// The pods that a device is bound for. A pod without a directory has ended.
 pub(super) async fn pods_of(world: &World, dir: &Path) -> Result<BTreeSet<PodUid>, EffectError> {
-    let pods: BTreeSet<_> = scsi::names(world, &world.paths.pods_dir()).await?.into_iter().collect();
-    let names = scsi::names(world, dir).await?;
+    let pods: BTreeSet<_> = entries(world, &world.paths.pods_dir(), None).await?.into_iter().collect();
+    let names = entries(world, dir, None).await?;
     Ok(names.into_iter().filter(|name| pods.contains(name)).map(PodUid::new).collect())
 }
 
@@ -117,7 +114,7 @@ pub(super) async fn pods_of(world: &World, dir: &Path) -> Result<BTreeSet<PodUid
 pub(super) async fn unbind_left(world: &World, dir: &Path) -> Result<(), EffectError> {
     if let Some(pod) = pods_of(world, dir).await?.first() {
         let message = format!("the device at {} is still mapped for pod {pod}", dir.display());
-        return Err(EffectError { kind: ErrorKind::Retry, message });
+        return Err(failure::retryable(message));
     }
     let points = world.host.mounts_below(dir).await;
     for point in points.map_err(|error| failure::io("look for mounts below", dir, &error))? {

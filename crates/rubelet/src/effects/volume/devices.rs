@@ -14,7 +14,7 @@ use rubelet_core::{
     effect::{EffectError, Facts},
     id::PodUid,
     volumes::{
-        claims::{CSI_PLUGIN, links_dir},
+        claims::{CSI_PLUGIN, VOLUME_DEVICES, links_dir},
         devices::{CsiDevice, Device, FoundDevice},
         fc, flex,
         iscsi::{self, IscsiDevice},
@@ -23,7 +23,7 @@ use rubelet_core::{
 };
 use rubelet_host::port::FileKind;
 
-use super::{block, csi, device_map};
+use super::{block, csi, device_map, entries};
 use crate::{effects::failure, world::World};
 
 /// Fails as a whole where a device cannot be read: one that is left out would be taken for one that is detached.
@@ -100,14 +100,14 @@ async fn devices_of_pod(
                 .inspect_err(|error| tracing::warn!(dir = %dir.display(), %error, "failed to read a volume of a pod"));
             let device = read.ok().flatten().map(|(device, _)| device);
             are_known.push(device.is_some());
-            if is_unreadable || device.is_none() && csi::is_mounted(world, &dir).await? {
+            if is_unreadable || device.is_none() && csi::has_mounts(world, &dir).await? {
                 // Any of them may be what is mounted there.
                 devices.extend(of_drivers.iter().map(|device| (*device).clone()));
             }
             devices.extend(device.filter(|device| found.contains_key(device)));
         }
     }
-    for name in names(world, &links_dir(pod_dir, CSI_PLUGIN)).await? {
+    for name in entries(world, &links_dir(pod_dir, CSI_PLUGIN), None).await? {
         let is_it = |device: &&&Device| matches!(device, Device::Csi(it) if it.block.as_ref() == Some(&name));
         devices.extend(of_drivers.iter().find(is_it).map(|device| (*device).clone()));
     }
@@ -129,7 +129,7 @@ async fn scsi_devices(world: &World) -> Result<Vec<(PathBuf, Device)>, EffectErr
         }
     }
     for dir in dirs(world, &fc::devices_dir(&world.paths.root_dir)).await? {
-        if !dir.ends_with("volumeDevices") {
+        if !dir.ends_with(VOLUME_DEVICES) {
             let device = Device::Fc { dir: name_of(&dir) };
             found.push((dir, device));
         }
@@ -151,7 +151,7 @@ async fn flex_devices(world: &World) -> Result<Vec<Device>, EffectError> {
     }
     let mut devices = Vec::new();
     for (driver, dir) in drivers {
-        let names = names(world, &dir).await?;
+        let names = entries(world, &dir, None).await?;
         devices.extend(names.into_iter().map(|name| Device::Flex { driver: driver.clone(), name }));
     }
     Ok(devices)
@@ -162,7 +162,7 @@ async fn flex_volumes_of_pod(world: &World, volumes: &Path) -> Result<Vec<Device
     let mut found = Vec::new();
     for dir in dirs(world, volumes).await? {
         let Some(driver) = flex::driver_of_dir(&name_of(&dir)) else { continue };
-        let names = names(world, &dir).await?;
+        let names = entries(world, &dir, None).await?;
         found.extend(names.into_iter().map(|name| Device::Flex { driver: driver.clone(), name }));
     }
     Ok(found)
@@ -232,23 +232,8 @@ async fn block_device_in(world: &World, dir: &Path) -> Result<Option<(Device, Op
     }))
 }
 
-/// The names in a directory; none if it does not exist.
-async fn names(world: &World, path: &Path) -> Result<Vec<String>, EffectError> {
-    match world.host.list_dir(path).await {
-        Ok(entries) => Ok(entries.into_iter().map(|entry| entry.name).collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(failure::io("list", path, &error)),
-    }
-}
-
 /// The directories in a directory; none if it does not exist.
 async fn dirs(world: &World, path: &Path) -> Result<Vec<PathBuf>, EffectError> {
-    match world.host.list_dir(path).await {
-        Ok(entries) => {
-            let dirs = entries.into_iter().filter(|entry| entry.kind == FileKind::Directory);
-            Ok(dirs.map(|entry| path.join(entry.name)).collect())
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(failure::io("list", path, &error)),
-    }
+    let names = entries(world, path, Some(FileKind::Directory)).await?;
+    Ok(names.into_iter().map(|name| path.join(name)).collect())
 }

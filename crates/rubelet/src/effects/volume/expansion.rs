@@ -6,7 +6,7 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use rubelet_core::{
-    effect::{EffectError, ErrorKind, Facts},
+    effect::{EffectError, Facts},
     id::PodUid,
     quantity::Quantity,
     volumes::{
@@ -132,22 +132,19 @@ async fn failed(
     if error.code == Some(Code::FailedPrecondition) {
         return Ok(Facts::Expanded(Expanded::InUse { error: message }));
     }
-    Err(EffectError { kind: ErrorKind::Retry, message })
+    Err(failure::retryable(message))
 }
 
 async fn claim(world: &World, size: &ClaimedSize) -> Result<PersistentVolumeClaim, EffectError> {
-    let failed = |error: &dyn std::fmt::Display| EffectError {
-        kind: ErrorKind::Retry,
-        message: format!("mountVolume.NodeExpandVolume get PVC failed : {error}"),
+    let failed = |error: &dyn std::fmt::Display| {
+        failure::retryable(format!("mountVolume.NodeExpandVolume get PVC failed : {error}"))
     };
-    let answer = status::get(world, path(size)).await.map_err(|error| failed(&error))?;
-    serde_json::from_slice(&answer).map_err(|error| failed(&error))
+    status::get_object(world, path(size)).await.map_err(|error| failed(&error))
 }
 
 async fn write(world: &World, size: &ClaimedSize, patch: &Value) -> Result<PersistentVolumeClaim, EffectError> {
-    let failed = |why: &dyn std::fmt::Display| EffectError {
-        kind: ErrorKind::Retry,
-        message: format!("patchPVCStatus failed to patch PVC {:?}: {why}", size.claim),
+    let failed = |why: &dyn std::fmt::Display| {
+        failure::retryable(format!("patchPVCStatus failed to patch PVC {:?}: {why}", size.claim))
     };
     let cluster = world.cluster.as_ref().ok_or_else(|| failed(&"there is no API server"))?;
     let (path, lane) = (path(size).sub("status"), Lane::Ordinary);

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use rubelet_core::{
-    effect::{EffectError, ErrorKind, Facts},
+    effect::{EffectError, Facts},
     volumes::{
         claims::PersistentSource,
         fc::{self, FcDevice, FcVolume},
@@ -16,8 +16,8 @@ use rubelet_core::{
 use rubelet_host::port::Program;
 
 use super::{
-    device_map,
-    mounting::{self, DIR_MODE, Mount},
+    DIR_MODE, device_map, entries, make_dir,
+    mounting::{self, Mount},
     remove_dir,
     scsi::{self, Places},
 };
@@ -31,16 +31,14 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &FcV
     if volume.is_block {
         // First, so that the disk is detached by it whatever comes of this.
         let bound = block_dir(world, &volume.device.dir_name())?;
-        let made = world.host.make_dir_beneath(&world.paths.root_dir, &bound, DIR_MODE).await;
-        made.map_err(|error| failure::io("make directory", &bound, &error))?;
+        make_dir(world, &world.paths.root_dir, &bound, DIR_MODE).await?;
         return attach(world, Places::real(), &volume.device).await.map(|_| Facts::Nothing);
     }
     if mounting::is_mounted(world, &target).await? {
         return Ok(Facts::Nothing);
     }
     let disk = attach(world, Places::real(), &volume.device).await?;
-    let made = world.host.make_dir_beneath(&world.paths.root_dir, &target, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &target, &error))?;
+    make_dir(world, &world.paths.root_dir, &target, DIR_MODE).await?;
     let options = join_options(&volume.mount_options, source.read_only.then_some("ro"));
     let disk = disk.display().to_string();
     let order = Mount { source: &disk, target: &target, fs_type: &volume.fs_type, options: &options };
@@ -85,13 +83,12 @@ pub(super) async fn unstage(world: &World, dir: &str) -> Result<Facts, EffectErr
 
 /// The disk that this process or a previous one found, or the multipath device of its paths.
 pub(super) async fn disk(world: &World, device: &FcDevice) -> Result<PathBuf, EffectError> {
-    let lost = || EffectError { kind: ErrorKind::Retry, message: "no fc disk found".to_owned() };
-    find(world, Places::real(), device).await.ok_or_else(lost)
+    found(world, Places::real(), device).await
 }
 
 /// Another block volume names the same disk in another way.
 async fn is_bound_elsewhere(world: &World, disk: &Path, own: &str) -> Result<bool, EffectError> {
-    let names = scsi::names(world, &fc::block_dir(&world.paths.root_dir)).await?;
+    let names = entries(world, &fc::block_dir(&world.paths.root_dir), None).await?;
     for device in names.iter().filter(|name| *name != own).filter_map(|name| FcDevice::parse(name)) {
         if find(world, Places::real(), &device).await.as_deref() == Some(disk) {
             return Ok(true);
@@ -117,7 +114,11 @@ async fn attach(world: &World, places: Places<'_>, device: &FcDevice) -> Result<
         // As upstream: a host that cannot be scanned is none with the disk.
         let _ = scsi::scan(world, places, &host, "- - -").await;
     }
-    let missing = || EffectError { kind: ErrorKind::Retry, message: "no fc disk found".to_owned() };
+    found(world, places, device).await
+}
+
+async fn found(world: &World, places: Places<'_>, device: &FcDevice) -> Result<PathBuf, EffectError> {
+    let missing = || failure::retryable("no fc disk found".to_owned());
     find(world, places, device).await.ok_or_else(missing)
 }
 
@@ -140,7 +141,7 @@ async fn find_mapped(world: &World, places: Places<'_>, device: &FcDevice) -> Op
 async fn disks(world: &World, places: Places<'_>, device: &FcDevice) -> Vec<PathBuf> {
     let dir = places.dev.join("disk").join(device.links_dir());
     let mut disks = Vec::new();
-    for link in scsi::names(world, &dir).await.unwrap_or_default() {
+    for link in entries(world, &dir, None).await.unwrap_or_default() {
         if device.is_link(&link) {
             disks.extend(scsi::disk_of_link(world, places, &dir.join(&link)).await);
         }

@@ -3,13 +3,9 @@
 //! Owns: the order of gathering, building and writing. If gathering fails, the existing content stays.
 //! Upstream: SetUpAt of `pkg/volume/{configmap,secret,downwardapi,projected}`.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use jiff::tz::TimeZone;
-use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{EffectError, ErrorKind},
     id::PodUid,
@@ -21,27 +17,20 @@ use rubelet_core::{
 };
 use rubelet_host::port::{ProjectedFile, Projection};
 
-use super::TMPFS_MODE;
+use super::{TMPFS_MODE, VolumePod, make_dir};
 use crate::{
     effects::{directories::component, failure},
     world::World,
 };
 
 /// World-writable like an emptyDir: the files have their own modes.
-const DIR_MODE: u32 = 0o777;
+const FILES_DIR_MODE: u32 = 0o777;
 const NESTED_MODE: u32 = 0o755;
-
-/// The pod of the volume.
-pub(super) struct Owner<'a> {
-    pub pod: &'a Pod,
-    pub uid: &'a PodUid,
-    pub dir: &'a Path,
-}
 
 /// Unchanged content is left alone, so this also updates a volume.
 pub(super) async fn set_up(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     name: &str,
     volume: &FileVolume,
 ) -> Result<(), EffectError> {
@@ -52,8 +41,7 @@ pub(super) async fn set_up(
     let dir = volumes::files_path(owner.dir, volume.plugin, component(name)?);
     let host = &world.host;
     let pods_dir = world.paths.pods_dir();
-    let made = host.make_dir_beneath(&pods_dir, &dir, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &dir, &error))?;
+    make_dir(world, &pods_dir, &dir, FILES_DIR_MODE).await?;
     if volume.plugin.is_in_memory() {
         // Without a size limit: only the agent writes there, and the content came from API objects.
         host.mount_tmpfs(&dir, None, TMPFS_MODE).await.map_err(|error| failure::io("mount tmpfs at", &dir, &error))?;
@@ -63,8 +51,7 @@ pub(super) async fn set_up(
     }
     let nested = owner.pod.spec.as_ref().map(|spec| volumes::nested_mount_points(spec, name));
     for point in nested.into_iter().flatten().map(|point| dir.join(point)) {
-        let made = host.make_dir_beneath(&pods_dir, &point, NESTED_MODE).await;
-        made.map_err(|error| failure::io("make directory", &point, &error))?;
+        make_dir(world, &pods_dir, &point, NESTED_MODE).await?;
     }
     let projection = Projection { files: projected(files), group: volume.group, stamp: stamp(world) };
     host.project(&dir, projection).await.map_err(|error| failure::io("write files to", &dir, &error))?;
@@ -102,8 +89,9 @@ fn stamp(world: &World) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::MetadataExt, sync::Arc};
+    use std::{fs, os::unix::fs::MetadataExt, path::Path, sync::Arc};
 
+    use k8s_openapi::api::core::v1::Pod;
     use rubelet_core::{needs::Needs, snapshot::Snapshot};
     use serde_json::{Value, json};
 

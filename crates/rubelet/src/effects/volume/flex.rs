@@ -12,7 +12,7 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use k8s_openapi::api::core::v1::{Node, Secret};
+use k8s_openapi::api::core::v1::Node;
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     id::PodUid,
@@ -28,8 +28,8 @@ use rubelet_host::port::{FileKind, Program, WhenLate};
 use rubelet_kube::port::ObjectPath;
 
 use super::{
-    files::Owner,
-    mounting::{self, DIR_MODE, Mount},
+    DIR_MODE, VolumePod, make_dir,
+    mounting::{self, Mount},
     persistent, remove_dir,
 };
 use crate::{
@@ -53,7 +53,7 @@ pub(super) async fn with_capabilities(
     let PersistentKind::Flex(volume) = kind else { return Ok(source) };
     if program(world, &volume.driver).await?.is_none() {
         let message = format!("failed to get Plugin from volumeSpec for volume {name:?} err=no volume plugin matched");
-        return Err(EffectError { kind: ErrorKind::Retry, message });
+        return Err(failure::retryable(message));
     }
     let place = flex::device_dir(&world.paths.root_dir, &volume.driver, component(name)?);
     let answer = query(world, volume, Call::new("init", Vec::new(), &place.join("init"))).await?;
@@ -83,8 +83,7 @@ pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &Fle
     let wait = Call::new("waitforattach", vec![attached.clone(), options.clone()], &target);
     let wait = Call { timeout: ATTACH_TIMEOUT, when_late: WhenLate::Kill, ..wait };
     let device = call(world, driver, &wait).await?.map_or(attached, |answer| answer.device);
-    let made = world.host.make_dir_beneath(&world.paths.root_dir, &target, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &target, &error))?;
+    make_dir(world, &world.paths.root_dir, &target, DIR_MODE).await?;
     let args = vec![target.display().to_string(), device.clone(), options];
     if call(world, driver, &Call::new("mountdevice", args, &target)).await?.is_some() || device.is_empty() {
         return Ok(Facts::Nothing);
@@ -106,7 +105,7 @@ pub(super) async fn unstage(world: &World, driver: &str, name: &str) -> Result<F
 
 pub(super) async fn set_up(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     source: &PersistentSource,
     volume: &FlexVolume,
 ) -> Result<(), EffectError> {
@@ -116,8 +115,7 @@ pub(super) async fn set_up(
         return Ok(());
     }
     let secrets = secrets(world, &volume.driver, volume.secret.as_ref()).await?;
-    let made = world.host.make_dir_beneath(&world.paths.pods_dir(), &target, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &target, &error))?;
+    make_dir(world, &world.paths.pods_dir(), &target, DIR_MODE).await?;
     let options = volume.mount_options((&source.name, source.read_only), (owner.pod, owner.uid), secrets);
     let args = vec![target.display().to_string(), json(&options)];
     let mounted = match call(world, &volume.driver, &Call::new("mount", args, &target)).await {
@@ -147,7 +145,7 @@ pub(super) async fn tear_down(world: &World, driver: &str, target: &Path) -> Res
     if mounting::is_mounted(world, target).await? {
         if is_known {
             let message = format!("{} is still mounted after the driver's unmount", target.display());
-            return Err(EffectError { kind: ErrorKind::Retry, message });
+            return Err(failure::retryable(message));
         }
         world.host.unmount(target).await.map_err(|error| failure::io("unmount", target, &error))?;
     }
@@ -185,13 +183,11 @@ fn device_dir(world: &World, driver: &str, name: &str) -> Result<PathBuf, Effect
 async fn attached_device(world: &World, source: &PersistentSource) -> Result<String, EffectError> {
     let Some(name) = source.attached_name() else { return Ok(String::new()) };
     let path = ObjectPath::all("v1", "nodes").named(&*world.settings.node_name);
-    let answer = status::get(world, path).await?;
-    let node: Node = serde_json::from_slice(&answer)
-        .map_err(|error| failure::caused(ErrorKind::Retry, "the Node object cannot be read", &error))?;
+    let node: Node = status::get_object(world, path).await?;
     let mut attached = node.status.and_then(|status| status.volumes_attached).into_iter().flatten();
     let missing = || {
         let message = format!("volume {} is not yet in node's status", source.name);
-        EffectError { kind: ErrorKind::Retry, message }
+        failure::retryable(message)
     };
     attached.find(|volume| volume.name == name).map(|volume| volume.device_path).ok_or_else(missing)
 }
@@ -202,14 +198,10 @@ async fn secrets(
     driver: &str,
     name: Option<&SecretName>,
 ) -> Result<BTreeMap<String, String>, EffectError> {
-    let Some(SecretName { namespace, name }) = name else { return Ok(BTreeMap::new()) };
-    let failed = |why: &dyn std::fmt::Display| EffectError {
-        kind: ErrorKind::Retry,
-        message: format!("couldn't get secret {namespace}/{name} err: {why}"),
-    };
-    let path = ObjectPath::all("v1", "secrets").within(&**namespace).named(&**name);
-    let answer = status::get(world, path).await.map_err(|error| failed(&error))?;
-    let secret: Secret = serde_json::from_slice(&answer).map_err(|_| failed(&"the answer cannot be read"))?;
+    let Some(secret @ SecretName { namespace, name }) = name else { return Ok(BTreeMap::new()) };
+    let failed =
+        |why: &dyn std::fmt::Display| failure::retryable(format!("couldn't get secret {namespace}/{name} err: {why}"));
+    let secret = status::get_secret(world, secret).await.map_err(|error| failed(&error))?;
     if secret.type_.as_deref() != Some(driver) {
         return Err(failed(&format_args!("cannot get secret of type {driver}")));
     }
@@ -239,9 +231,8 @@ impl<'a> Call<'a> {
 /// `None`: the driver does not know this call.
 async fn call(world: &World, driver: &str, call: &Call<'_>) -> Result<Option<Answer>, EffectError> {
     let Call { command, args, on, timeout, when_late } = call;
-    let failed = |message: String| EffectError { kind: ErrorKind::Retry, message };
     let Some(program) = program(world, driver).await? else {
-        return Err(failed(format!("no volume plugin matched name: {driver}")));
+        return Err(failure::retryable(format!("no volume plugin matched name: {driver}")));
     };
     let args = [*command].into_iter().map(str::to_owned).chain(args.iter().cloned()).collect();
     let program =
@@ -255,9 +246,9 @@ async fn call(world: &World, driver: &str, call: &Call<'_>) -> Result<Option<Ans
     let said = if output.stdout.trim().is_empty() { &output.stderr } else { &output.stdout };
     match Answer::parse(command, said) {
         Ok(answer) if output.is_success() => Ok(Some(answer)),
-        Ok(_) => Err(failed(output.status.to_string())),
+        Ok(_) => Err(failure::retryable(output.status.to_string())),
         Err(CallFailure::NotSupported) => Ok(None),
-        Err(CallFailure::Failed(why)) => Err(failed(why)),
+        Err(CallFailure::Failed(why)) => Err(failure::retryable(why)),
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use rubelet_core::{
-    effect::{EffectError, ErrorKind, Facts},
+    effect::{EffectError, Facts},
     time::Uptime,
     volumes::{
         claims::PersistentSource,
@@ -24,8 +24,8 @@ use rubelet_host::port::{Ended, Program, ProgramOutput};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    csi, data_file, device_map,
-    mounting::{self, DIR_MODE, Mount, said},
+    DIR_MODE, csi, data_file, device_map, entries, make_dir,
+    mounting::{self, Mount, combined_output},
     remove_dir,
     scsi::{self, Places},
 };
@@ -100,8 +100,7 @@ async fn write_data(
     dir: &Path,
 ) -> Result<(), EffectError> {
     let device = volume.device(&source.name);
-    let made = world.host.make_dir_beneath(&world.paths.root_dir, dir, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", dir, &error))?;
+    make_dir(world, &world.paths.root_dir, dir, DIR_MODE).await?;
     let data = IscsiData {
         vol_name: source.name.clone(),
         portals: volume.portals.clone(),
@@ -124,7 +123,7 @@ pub(super) async fn disk(world: &World, device: &IscsiDevice) -> Result<PathBuf,
             return Ok(mapped);
         }
     }
-    let lost = || retry(format!("iscsi: disk {} of {} is not attached any more", device.lun, device.iqn));
+    let lost = || failure::retryable(format!("iscsi: disk {} of {} is not attached any more", device.lun, device.iqn));
     disks.into_iter().next().ok_or_else(lost)
 }
 
@@ -163,11 +162,11 @@ async fn attach(
     let _target = target_lock(&device.iqn).await;
     let shown = run(world, device, iscsiadm::iface(&volume.base_iface, &iscsiadm::SHOW)).await?;
     if !shown.is_success() {
-        let message = format!("iscsi: could not read iface {} error: {}", volume.base_iface, said(&shown));
-        return Err(retry(message));
+        let message = format!("iscsi: could not read iface {} error: {}", volume.base_iface, combined_output(&shown));
+        return Err(failure::retryable(message));
     }
     let Some(transport) = iscsi::transport(&shown.stdout).map(str::to_owned) else {
-        return Err(retry(format!("could not parse iface file for {}", device.iface)));
+        return Err(failure::retryable(format!("could not parse iface file for {}", device.iface)));
     };
     let secrets = csi::secret_texts(world, volume.secret.as_ref()).await?;
     if let Some(name) = &volume.initiator_name {
@@ -195,9 +194,9 @@ async fn attach(
             let _ = run(world, device, iscsiadm::iface(&device.iface, &iscsiadm::DELETE)).await;
         }
         let last = last.map(|error| error.message).unwrap_or_default();
-        return Err(retry(format!("failed to get any path for iscsi disk, last err seen:\n{last}")));
+        return Err(failure::retryable(format!("failed to get any path for iscsi disk, last err seen:\n{last}")));
     };
-    let patience = if volume.portals.len() > 1 { MULTIPATH_TIMEOUT } else { Duration::ZERO };
+    let timeout = if volume.portals.len() > 1 { MULTIPATH_TIMEOUT } else { Duration::ZERO };
     let began = world.clock.now().uptime;
     loop {
         for disk in disks.values() {
@@ -205,7 +204,7 @@ async fn attach(
                 return Ok(mapped);
             }
         }
-        if !may_ask_again(world, began, patience).await {
+        if !sleep_unless_late(world, began, timeout).await {
             return Ok(first);
         }
     }
@@ -229,7 +228,9 @@ impl Attaching<'_> {
             Some(number) => number,
             None => {
                 self.log_in(portal).await?;
-                let lost = || retry(format!("Could not get SCSI host number for portal {portal} after logging in"));
+                let lost = || {
+                    failure::retryable(format!("Could not get SCSI host number for portal {portal} after logging in"))
+                };
                 self.host(portal).await?.ok_or_else(lost)?
             }
         };
@@ -241,10 +242,13 @@ impl Attaching<'_> {
             if let Some(disk) = disk_of(world, places, &links, &wanted).await {
                 return Ok(disk);
             }
-            if !may_ask_again(world, began, LINK_TIMEOUT).await {
+            if !sleep_unless_late(world, began, LINK_TIMEOUT).await {
                 let (DiskLink::Named(name) | DiskLink::EndsWith(name)) = &wanted;
                 let (path, secs) = (links.join(name), LINK_TIMEOUT.as_secs());
-                return Err(retry(format!("Timed out waiting for device at path {} after {secs}s", path.display())));
+                return Err(failure::retryable(format!(
+                    "Timed out waiting for device at path {} after {secs}s",
+                    path.display()
+                )));
             }
         }
     }
@@ -269,8 +273,10 @@ impl Attaching<'_> {
         let found = go(discovery(&["--discover"])).await?;
         if !found.is_success() {
             go(discovery(&iscsiadm::DELETE)).await?;
-            let (said, status) = (said(&found), found.status);
-            return Err(retry(format!("iscsi: failed to sendtargets to portal {portal} output: {said}, err {status}")));
+            let (said, status) = (combined_output(&found), found.status);
+            return Err(failure::retryable(format!(
+                "iscsi: failed to sendtargets to portal {portal} output: {said}, err {status}"
+            )));
         }
         // Only the unit of this volume is looked for; a version that does not know the setting finds more of them.
         go(node(&iscsiadm::update("node.session.scan", "manual"))).await?;
@@ -281,8 +287,8 @@ impl Attaching<'_> {
         let logged_in = go(node(&["--login"])).await?;
         if !logged_in.is_success() {
             go(node(&iscsiadm::DELETE)).await?;
-            let (said, status) = (said(&logged_in), logged_in.status);
-            return Err(retry(format!("iscsi: failed to attach disk: Error: {said} ({status})")));
+            let (said, status) = (combined_output(&logged_in), logged_in.status);
+            return Err(failure::retryable(format!("iscsi: failed to attach disk: Error: {said} ({status})")));
         }
         // A node that starts must not wait for its targets.
         go(node(&iscsiadm::update("node.startup", "manual"))).await?;
@@ -304,7 +310,7 @@ impl Attaching<'_> {
             let updated = run(world, device, command(&iscsiadm::update(key, value))).await?;
             if !updated.is_success() {
                 let name = &self.source.name;
-                return Err(retry(format!(
+                return Err(failure::retryable(format!(
                     "{begin}failed to update key {key:?} for volume {name}: {}",
                     updated.status
                 )));
@@ -318,7 +324,11 @@ impl Attaching<'_> {
 async fn clone_iface(world: &World, device: &IscsiDevice, shown: &str, initiator: &str) -> Result<(), EffectError> {
     let made = run(world, device, iscsiadm::iface(&device.iface, &iscsiadm::NEW)).await?;
     if !made.is_success() && made.status != Ended::Exit(iscsiadm::SESSION_EXISTS) {
-        return Err(retry(format!("iscsi: failed to create new iface: {} ({})", said(&made), made.status)));
+        return Err(failure::retryable(format!(
+            "iscsi: failed to create new iface: {} ({})",
+            combined_output(&made),
+            made.status
+        )));
     }
     let mut settings = iscsi::iface_settings(shown);
     settings.insert("iface.initiatorname", initiator);
@@ -326,9 +336,9 @@ async fn clone_iface(world: &World, device: &IscsiDevice, shown: &str, initiator
         let updated = run(world, device, iscsiadm::iface(&device.iface, &iscsiadm::update(key, value))).await?;
         if !updated.is_success() && made.is_success() {
             run(world, device, iscsiadm::iface(&device.iface, &iscsiadm::DELETE)).await?;
-            return Err(retry(format!(
+            return Err(failure::retryable(format!(
                 "iscsi: failed to update iface records: {} ({})",
-                said(&updated),
+                combined_output(&updated),
                 updated.status
             )));
         }
@@ -373,14 +383,21 @@ async fn detach(world: &World, device: &IscsiDevice, dirs: [&Path; 2]) -> Result
             let ended = run(world, device, iscsiadm::node(portal, device, action)).await?;
             let is_unknown = iscsiadm::NOTHING_KNOWN.map(Ended::Exit).contains(&ended.status);
             if !ended.is_success() && !is_unknown {
-                return Err(retry(format!("failed to finish detachISCSIDisk, err: {} {}", ended.status, said(&ended))));
+                return Err(failure::retryable(format!(
+                    "failed to finish detachISCSIDisk, err: {} {}",
+                    ended.status,
+                    combined_output(&ended)
+                )));
             }
         }
     }
     if !data.initiator_name.is_empty() && data.iface != data.init_iface {
         let ended = run(world, device, iscsiadm::iface(&data.iface, &iscsiadm::DELETE)).await?;
         if !ended.is_success() && !iscsiadm::NOTHING_KNOWN.map(Ended::Exit).contains(&ended.status) {
-            return Err(retry(format!("iscsi: failed to delete iface Error: {}", said(&ended))));
+            return Err(failure::retryable(format!(
+                "iscsi: failed to delete iface Error: {}",
+                combined_output(&ended)
+            )));
         }
     }
     Ok(())
@@ -391,8 +408,8 @@ async fn other_volumes(world: &World, own: &IscsiDevice) -> Result<BTreeSet<Iscs
     let root_dir = &world.paths.root_dir;
     let mut volumes = BTreeSet::new();
     for root in [iscsi::devices_dir(root_dir), iscsi::block_dir(root_dir)] {
-        for iface in scsi::names(world, &root).await? {
-            let dirs = scsi::names(world, &root.join(&iface)).await?;
+        for iface in entries(world, &root, None).await? {
+            let dirs = entries(world, &root.join(&iface), None).await?;
             volumes.extend(dirs.iter().filter_map(|dir| IscsiDevice::parse(&iface, dir)));
         }
     }
@@ -404,15 +421,11 @@ async fn other_volumes(world: &World, own: &IscsiDevice) -> Result<BTreeSet<Iscs
 async fn run(world: &World, device: &IscsiDevice, args: Vec<String>) -> Result<ProgramOutput, EffectError> {
     let on = Path::new("iscsi").join(&device.iqn);
     let program = Program { timeout: ISCSIADM_TIMEOUT, ..Program::new("iscsiadm", args, &on) };
-    world.host.run_program(&program).await.map_err(|error| retry(format!("iscsi: {error}")))
-}
-
-fn retry(message: String) -> EffectError {
-    EffectError { kind: ErrorKind::Retry, message }
+    world.host.run_program(&program).await.map_err(|error| failure::retryable(format!("iscsi: {error}")))
 }
 
 async fn disk_of(world: &World, places: Places<'_>, links: &Path, wanted: &DiskLink) -> Option<PathBuf> {
-    let names = scsi::names(world, links).await.ok()?;
+    let names = entries(world, links, None).await.ok()?;
     let name = names.into_iter().find(|name| match wanted {
         DiskLink::Named(wanted) => name == wanted,
         DiskLink::EndsWith(end) => name.starts_with("pci-") && name.ends_with(end),
@@ -420,9 +433,9 @@ async fn disk_of(world: &World, places: Places<'_>, links: &Path, wanted: &DiskL
     scsi::disk_of_link(world, places, &links.join(name)).await
 }
 
-/// Waits for a second, unless that was long enough.
-async fn may_ask_again(world: &World, began: Uptime, patience: Duration) -> bool {
-    if world.clock.now().uptime.since(began) >= patience {
+/// Sleeps for a second. `false`: the timeout is over.
+async fn sleep_unless_late(world: &World, began: Uptime, timeout: Duration) -> bool {
+    if world.clock.now().uptime.since(began) >= timeout {
         return false;
     }
     tokio::time::sleep(POLL_PERIOD).await;

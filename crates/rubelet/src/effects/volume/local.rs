@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    effect::{EffectError, ErrorKind, EventRecord, Facts, InvolvedObject, Severity},
+    effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
     id::PodRef,
     volumes::{
@@ -21,9 +21,8 @@ use rubelet_core::{
 use rubelet_host::port::FileKind;
 
 use super::{
-    device_map,
-    files::Owner,
-    mounting::{self, DIR_MODE, Mount},
+    DIR_MODE, VolumePod, device_map, make_dir,
+    mounting::{self, Mount},
     persistent,
 };
 use crate::{
@@ -44,8 +43,7 @@ pub(super) async fn stage(
     if !is_device(world, volume).await? || mounting::is_mounted(world, &target).await? {
         return Ok(Facts::Nothing);
     }
-    let made = world.host.make_dir_beneath(&world.paths.root_dir, &target, DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &target, &error))?;
+    make_dir(world, &world.paths.root_dir, &target, DIR_MODE).await?;
     let (device, options) = (volume.path.display().to_string(), volume.device_options(source.read_only));
     let order = Mount { source: &device, target: &target, fs_type: &volume.fs_type, options: &options };
     let mounted = mounting::format_and_mount(world, order).await;
@@ -84,7 +82,7 @@ pub(super) fn device(volume: &LocalVolume) -> Result<PathBuf, EffectError> {
 
 pub(super) async fn set_up(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     source: &PersistentSource,
     volume: &LocalVolume,
 ) -> Result<(), EffectError> {
@@ -136,7 +134,7 @@ async fn is_device(world: &World, volume: &LocalVolume) -> Result<bool, EffectEr
         Some(_) => Err(failure::refused("only directory and block device are supported".to_owned())),
         None => {
             let message = format!("path {:?} does not exist", path.display().to_string());
-            Err(EffectError { kind: ErrorKind::Retry, message })
+            Err(failure::retryable(message))
         }
     }
 }

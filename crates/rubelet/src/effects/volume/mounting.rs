@@ -10,19 +10,18 @@ use std::{
 };
 
 use rubelet_core::{
-    effect::{EffectError, ErrorKind},
+    effect::EffectError,
     volumes::mounting::{self, DEFAULT_FS_TYPE, DiskFormat, Preparation},
 };
 use rubelet_host::port::{Ended, FileKind, MountPoint, Program, ProgramOutput, WhenLate};
 
-use super::remove_dir;
+use super::{DIR_MODE, make_dir, remove_dir};
 use crate::{
     effects::{directories::component, failure},
     world::World,
 };
 
 const PLUGINS_DIR: &str = "/plugins/kubernetes.io/";
-pub(super) const DIR_MODE: u32 = 0o750;
 /// mount.nfs tries for two minutes to reach its server.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(180);
 
@@ -57,11 +56,11 @@ pub(super) async fn mount(world: &World, mount: Mount<'_>, scope: Scope) -> Resu
     let failed = |what: String, output: &str| {
         let message =
             format!("mount failed: {what}\nMounting command: mount\nMounting arguments: {shown}\nOutput: {output}");
-        EffectError { kind: ErrorKind::Retry, message }
+        failure::retryable(message)
     };
     let error = match world.host.run_program(&program).await {
         Ok(output) if output.is_success() => return Ok(()),
-        Ok(output) => failed(output.status.to_string(), &said(&output)),
+        Ok(output) => failed(output.status.to_string(), &combined_output(&output)),
         Err(error) => failed(error.to_string(), ""),
     };
     // The next attempt begins anew; what cannot be undone now is undone with the pod's volumes.
@@ -90,21 +89,21 @@ async fn prepare(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
     let Mount { source: device, target, fs_type, options } = order;
     check_source(device)?;
     let format = format_of(world, device).await?;
-    match mounting::preparation(device, &format, options).map_err(retry)? {
+    match mounting::preparation(device, &format, options).map_err(failure::retryable)? {
         Preparation::Nothing => Ok(()),
         Preparation::Format => {
             // mkfs writes a file system into any file, also a user's. Upstream runs it on whatever a driver names.
             let kind = world.host.file_kind(Path::new(device)).await;
             if kind.map_err(|error| failure::io("stat", Path::new(device), &error))? != Some(FileKind::BlockDevice) {
-                return Err(retry(format!("cannot format {device}: {device} is no block device")));
+                return Err(failure::retryable(format!("cannot format {device}: {device} is no block device")));
             }
             let name = format!("mkfs.{}", component(fs_type)?);
             let mkfs = on_device(&name, mounting::mkfs_arguments(fs_type, device), device, FORMAT_TIMEOUT);
             let failed = |error: &str, output: &str| {
-                retry(mounting::format_failure(device, fs_type, target, options, error, output))
+                failure::retryable(mounting::format_failure(device, fs_type, target, options, error, output))
             };
             let made = world.host.run_program(&mkfs).await.map_err(|error| failed(&error.to_string(), ""))?;
-            if made.is_success() { Ok(()) } else { Err(failed(&made.status.to_string(), &said(&made))) }
+            if made.is_success() { Ok(()) } else { Err(failed(&made.status.to_string(), &combined_output(&made))) }
         }
         Preparation::Check => {
             let fsck = on_device("fsck", vec!["-a".to_owned(), device.to_owned()], device, FORMAT_TIMEOUT);
@@ -112,10 +111,11 @@ async fn prepare(world: &World, order: Mount<'_>) -> Result<(), EffectError> {
                 Ok(checked) => checked,
                 // As upstream, a node without fsck mounts all the same.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                Err(error) => return Err(retry(error.to_string())),
+                Err(error) => return Err(failure::retryable(error.to_string())),
             };
             let Ended::Exit(exit) = checked.status else { return Ok(()) };
-            mounting::check_failure(device, exit, &said(&checked)).map_or(Ok(()), |why| Err(retry(why)))
+            mounting::check_failure(device, exit, &combined_output(&checked))
+                .map_or(Ok(()), |why| Err(failure::retryable(why)))
         }
     }
 }
@@ -129,7 +129,8 @@ fn check_source(source: &str) -> Result<(), EffectError> {
 }
 
 async fn format_of(world: &World, device: &str) -> Result<DiskFormat, EffectError> {
-    let unknown = |why: &dyn fmt::Display| retry(format!("failed to get disk format of disk {device}: {why}"));
+    let unknown =
+        |why: &dyn fmt::Display| failure::retryable(format!("failed to get disk format of disk {device}: {why}"));
     let probe = on_device("blkid", mounting::blkid_arguments(device), device, BLKID_TIMEOUT);
     let probed = world.host.run_program(&Program { when_late: WhenLate::Kill, ..probe }).await;
     let probed = probed.map_err(|error| unknown(&error))?;
@@ -140,17 +141,15 @@ async fn format_of(world: &World, device: &str) -> Result<DiskFormat, EffectErro
 /// Makes the file system on a mounted device as large as the device.
 pub(super) async fn grow(world: &World, device: &str, mounted: &Path) -> Result<(), EffectError> {
     let format = format_of(world, device).await?;
-    let Some((name, args)) = mounting::growth(device, &format, mounted).map_err(retry)? else { return Ok(()) };
+    let Some((name, args)) = mounting::growth(device, &format, mounted).map_err(failure::retryable)? else {
+        return Ok(());
+    };
     let failed = |error: &str, output: &str| {
-        retry(format!("resize of device {device} failed: {error}. {name} output: {output}"))
+        failure::retryable(format!("resize of device {device} failed: {error}. {name} output: {output}"))
     };
     let grown = world.host.run_program(&on_device(name, args, device, FORMAT_TIMEOUT)).await;
     let grown = grown.map_err(|error| failed(&error.to_string(), ""))?;
-    if grown.is_success() { Ok(()) } else { Err(failed(&grown.status.to_string(), &said(&grown))) }
-}
-
-fn retry(message: String) -> EffectError {
-    EffectError { kind: ErrorKind::Retry, message }
+    if grown.is_success() { Ok(()) } else { Err(failed(&grown.status.to_string(), &combined_output(&grown))) }
 }
 
 /// A program that changes a device goes on to its end, whoever waits for it.
@@ -164,8 +163,7 @@ pub(super) async fn bind(world: &World, from: &Path, to: &Path, options: &[Strin
         return Ok(());
     }
     if let Some(parent) = to.parent() {
-        let made = world.host.make_dir_beneath(&world.paths.pods_dir(), parent, DIR_MODE).await;
-        made.map_err(|error| failure::io("make directory", parent, &error))?;
+        make_dir(world, &world.paths.pods_dir(), parent, DIR_MODE).await?;
     }
     let bound = world.host.bind_sub_path(from, Path::new(""), to).await;
     bound.map_err(|error| failure::io("mount at", to, &error))?;
@@ -202,7 +200,16 @@ pub(super) async fn check_references(world: &World, staged: &Path) -> Result<(),
         staged.display().to_string(),
         others.join(" ")
     );
-    Err(EffectError { kind: ErrorKind::Retry, message })
+    Err(failure::retryable(message))
+}
+
+/// Unmounts all that is mounted at a path or below it, deepest first.
+pub(super) async fn unmount_all_below(world: &World, dir: &Path) -> Result<(), EffectError> {
+    let mounts = world.host.mounts_below(dir).await;
+    for point in mounts.map_err(|error| failure::io("look for mounts below", dir, &error))? {
+        world.host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
+    }
+    Ok(())
 }
 
 /// Unmounts what all pods shared, and removes its directory.
@@ -214,7 +221,7 @@ pub(super) async fn unmount_and_remove(world: &World, point: &Path) -> Result<()
 }
 
 /// Both outputs of a program.
-pub(super) fn said(output: &ProgramOutput) -> String {
+pub(super) fn combined_output(output: &ProgramOutput) -> String {
     format!("{}{}", output.stdout, output.stderr)
 }
 

@@ -9,17 +9,14 @@ use rubelet_core::{
 };
 
 use super::{
-    files::Owner,
+    DIR_MODE, VolumePod, make_dir,
     mounting::{self, Mount, Scope},
 };
-use crate::{
-    effects::{directories::component, failure},
-    world::World,
-};
+use crate::{effects::directories::component, world::World};
 
 pub(super) async fn set_up(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     source: &PersistentSource,
     volume: &NfsVolume,
 ) -> Result<(), EffectError> {
@@ -28,8 +25,7 @@ pub(super) async fn set_up(
     if mounting::is_mounted(world, &target).await? {
         return Ok(());
     }
-    let made = world.host.make_dir_beneath(&world.paths.pods_dir(), &target, mounting::DIR_MODE).await;
-    made.map_err(|error| failure::io("make directory", &target, &error))?;
+    make_dir(world, &world.paths.pods_dir(), &target, DIR_MODE).await?;
     let (device, options) = (volume.device(), volume.options(source.read_only));
     let order = Mount { source: &device, target: &target, fs_type: "nfs", options: &options };
     mounting::mount(world, order, Scope::Agent).await

@@ -1,4 +1,4 @@
-//! Tells people that giving a volume to a pod's group takes long.
+//! Events while a volume's files are given to the pod's fsGroup.
 //!
 //! Owns: the events meanwhile, and when each is due. Never: changes a file, ends the work.
 //! Upstream: `VolumeOwnership.monitorProgress` of `pkg/volume/volume_linux.go`.

@@ -16,14 +16,14 @@ use rubelet_core::{
 };
 use rubelet_host::port::{SharedFiles, Sharing};
 
-use super::{block, csi, device_map, fc, files::Owner, flex, iscsi, local, mounting, nfs, ownership, set_up_host_path};
+use super::{VolumePod, block, csi, device_map, fc, flex, iscsi, local, mounting, nfs, ownership, set_up_host_path};
 use crate::{
     effects::{directories::component, failure},
     metrics::storage::StorageOperation,
     world::World,
 };
 
-pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &PersistentSource) -> Result<(), EffectError> {
+pub(super) async fn set_up(world: &World, owner: &VolumePod<'_>, source: &PersistentSource) -> Result<(), EffectError> {
     match &source.kind {
         PersistentKind::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
         PersistentKind::Local(volume) if volume.is_block => {
@@ -55,7 +55,7 @@ pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &Persistent
 /// Shows the pod a disk that is mounted for all pods.
 async fn set_up_disk(
     world: &World,
-    owner: &Owner<'_>,
+    owner: &VolumePod<'_>,
     source: &PersistentSource,
     from: &Path,
     mount_options: &[String],

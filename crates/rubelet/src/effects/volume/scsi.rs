@@ -5,14 +5,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use rubelet_core::effect::{EffectError, ErrorKind};
+use rubelet_core::effect::EffectError;
 use rubelet_host::port::Program;
 
+use super::entries;
 use crate::{effects::failure, world::World};
 
 /// A file of sysfs.
@@ -42,7 +42,9 @@ pub(super) async fn hosts_of_target(
 ) -> Result<BTreeMap<String, u32>, EffectError> {
     let mut hosts = BTreeMap::new();
     for (number, session) in sessions(world, places, iqn).await? {
-        for connection in names(world, &session).await?.into_iter().filter(|name| name.starts_with("connection")) {
+        for connection in
+            entries(world, &session, None).await?.into_iter().filter(|name| name.starts_with("connection"))
+        {
             let dir = session.join(&connection).join("iscsi_connection").join(&connection);
             for (address, port) in [("address", "port"), ("persistent_address", "persistent_port")] {
                 // A connection that ends meanwhile is none.
@@ -69,7 +71,7 @@ pub(super) async fn disks_of_target(
     let mut disks = BTreeSet::new();
     for (number, session) in sessions(world, places, iqn).await? {
         let unit = session.join(format!("target{number}:0:0/{number}:0:0:{lun}/block"));
-        disks.extend(names(world, &unit).await?.into_iter().next());
+        disks.extend(entries(world, &unit, None).await?.into_iter().next());
     }
     Ok(disks)
 }
@@ -78,10 +80,10 @@ pub(super) async fn disks_of_target(
 async fn sessions(world: &World, places: Places<'_>, iqn: &str) -> Result<Vec<(u32, PathBuf)>, EffectError> {
     let mut found = Vec::new();
     let class = places.sys.join("class/iscsi_host");
-    for host in names(world, &class).await? {
+    for host in entries(world, &class, None).await? {
         let Some(number) = host.strip_prefix("host").and_then(|number| number.parse().ok()) else { continue };
         let device = class.join(&host).join("device");
-        for session in names(world, &device).await?.into_iter().filter(|name| name.starts_with("session")) {
+        for session in entries(world, &device, None).await?.into_iter().filter(|name| name.starts_with("session")) {
             let dir = device.join(&session);
             let target = text(world, &dir.join("iscsi_session").join(&session).join("targetname")).await;
             if target.as_deref() == Some(iqn) {
@@ -105,8 +107,8 @@ pub(super) async fn multipath_of(world: &World, places: Places<'_>, disk: &Path)
         return Some(disk.to_owned());
     }
     let block = places.sys.join("block");
-    for mapped in names(world, &block).await.ok()?.into_iter().filter(|name| name.starts_with("dm-")) {
-        let slaves = names(world, &block.join(&mapped).join("slaves")).await.ok()?;
+    for mapped in entries(world, &block, None).await.ok()?.into_iter().filter(|name| name.starts_with("dm-")) {
+        let slaves = entries(world, &block.join(&mapped).join("slaves"), None).await.ok()?;
         if slaves.iter().any(|slave| slave == name) {
             return Some(places.dev.join(mapped));
         }
@@ -117,7 +119,7 @@ pub(super) async fn multipath_of(world: &World, places: Places<'_>, disk: &Path)
 /// The paths of a multipath device.
 pub(super) async fn slaves_of(world: &World, places: Places<'_>, mapped: &Path) -> Vec<String> {
     let Some(name) = mapped.file_name() else { return Vec::new() };
-    names(world, &places.sys.join("block").join(name).join("slaves")).await.unwrap_or_default()
+    entries(world, &places.sys.join("block").join(name).join("slaves"), None).await.unwrap_or_default()
 }
 
 /// Looks for one unit behind a host, or for all.
@@ -128,7 +130,7 @@ pub(super) async fn scan(world: &World, places: Places<'_>, host: &str, what: &s
 
 /// Hosts of all kinds.
 pub(super) async fn scsi_hosts(world: &World, places: Places<'_>) -> Result<Vec<String>, EffectError> {
-    names(world, &places.sys.join("class/scsi_host")).await
+    entries(world, &places.sys.join("class/scsi_host"), None).await
 }
 
 /// Removes a disk from the kernel; a missing one is no error.
@@ -148,25 +150,16 @@ pub(super) async fn flush_multipath(world: &World, mapped: &Path) -> Result<(), 
     let flushed = world.host.run_program(&flush).await;
     let why = match flushed {
         Ok(output) if output.is_success() => return Ok(()),
-        Ok(output) => format!("{}\n{}", output.status, super::mounting::said(&output)),
+        Ok(output) => format!("{}\n{}", output.status, super::mounting::combined_output(&output)),
         Err(error) => error.to_string(),
     };
     let message = format!("failed to flush multipath device {}: {why}", mapped.display());
-    Err(EffectError { kind: ErrorKind::Retry, message })
+    Err(failure::retryable(message))
 }
 
 async fn control(world: &World, file: &Path, text: &str) -> Result<(), EffectError> {
     let written = world.host.write_control(file, text.as_bytes(), CONTROL_TIMEOUT).await;
     written.map_err(|error| failure::io("write", file, &error))
-}
-
-/// The names in a directory; none if it does not exist.
-pub(super) async fn names(world: &World, dir: &Path) -> Result<Vec<String>, EffectError> {
-    match world.host.list_dir(dir).await {
-        Ok(entries) => Ok(entries.into_iter().map(|entry| entry.name).collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(failure::io("list", dir, &error)),
-    }
 }
 
 async fn text(world: &World, file: &Path) -> Option<String> {

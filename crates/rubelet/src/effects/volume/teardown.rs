@@ -7,7 +7,6 @@
 
 use std::{
     collections::BTreeSet,
-    io,
     path::{Path, PathBuf},
 };
 
@@ -25,10 +24,9 @@ use rubelet_core::{
 };
 use rubelet_host::port::FileKind;
 
-use super::{block, component, csi, device_map, flex as drivers, remove_dir};
+use super::{Step, block, component, csi, device_map, entries, flex as drivers, measured, mounting, remove_dir};
 use crate::{
     effects::{failure, remains},
-    metrics::storage::StorageOperation,
     world::World,
 };
 
@@ -48,7 +46,7 @@ pub(super) async fn tear_down(world: &World, place: &PodPlace) -> Result<Facts, 
     let removal = async {
         unmount_below(world, &pod_dir.join(SUB_PATHS)).await?;
         for volume in &mounted {
-            measured(world, uid, volume).await?;
+            end_measured(world, uid, volume).await?;
         }
         for dir in [VOLUME_DEVICES, VOLUMES] {
             unmount_below(world, &pod_dir.join(dir)).await?;
@@ -60,25 +58,15 @@ pub(super) async fn tear_down(world: &World, place: &PodPlace) -> Result<Facts, 
 
 pub(super) async fn unmount(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<Facts, EffectError> {
     unmount_below(world, &pod_dir(world, uid)?.join(SUB_PATHS).join(component(&volume.name)?)).await?;
-    measured(world, uid, volume).await?;
+    end_measured(world, uid, volume).await?;
     Ok(Facts::Nothing)
 }
 
 /// Ends a volume, with its metric and upstream's beginning of its error.
-async fn measured(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), EffectError> {
-    let (operation, words) = if volume.is_block {
-        (StorageOperation::Unmap, "UnmapVolume.UnmapPodDevice")
-    } else {
-        (StorageOperation::Unmount, "UnmountVolume.TearDown")
-    };
+async fn end_measured(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), EffectError> {
+    let step = if volume.is_block { Step::UNMAP } else { Step::UNMOUNT };
     let plugin = plugin(world, uid, volume).await?;
-    let began = world.clock.now().uptime;
-    let done = end(world, uid, volume).await;
-    world.metrics.storage.ended(&plugin, operation, done.is_ok(), world.clock.now().uptime.since(began));
-    done.map_err(|error| EffectError {
-        message: format!("{words} failed for volume {:?} : {error}", volume.name),
-        ..error
-    })
+    measured(world, (step, &volume.name), Some(&plugin), end(world, uid, volume)).await
 }
 
 async fn end(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), EffectError> {
@@ -96,7 +84,7 @@ async fn end(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<(), Effe
         None if volume.is_local() => unmount_below(world, &dir).await,
         // What is in the directory now was written while nothing was mounted there: it is a user's.
         None => {
-            unmount_all_below(world, &dir).await?;
+            mounting::unmount_all_below(world, &dir).await?;
             remove_dir(world, &dir, &[]).await
         }
     }
@@ -115,16 +103,16 @@ async fn plugin(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<Strin
 /// The volumes in the pod's directory.
 async fn mounted(world: &World, pod_dir: &Path) -> Result<BTreeSet<PodVolume>, EffectError> {
     let mut found = BTreeSet::new();
-    for plugin_dir in names(world, &pod_dir.join(VOLUMES), Some(FileKind::Directory)).await? {
+    for plugin_dir in entries(world, &pod_dir.join(VOLUMES), Some(FileKind::Directory)).await? {
         let dir = pod_dir.join(VOLUMES).join(&plugin_dir);
-        for name in names(world, &dir, Some(FileKind::Directory)).await? {
+        for name in entries(world, &dir, Some(FileKind::Directory)).await? {
             found.insert(PodVolume { plugin_dir: plugin_dir.clone(), name, is_block: false });
         }
     }
     let devices = pod_dir.join(VOLUME_DEVICES);
-    for plugin_dir in names(world, &devices, Some(FileKind::Directory)).await? {
+    for plugin_dir in entries(world, &devices, Some(FileKind::Directory)).await? {
         // Links, one per device.
-        let mut links = names(world, &devices.join(&plugin_dir), None).await?;
+        let mut links = entries(world, &devices.join(&plugin_dir), None).await?;
         if plugin_dir != CSI_PLUGIN {
             // Where they are bound does not say which is which: one of them ends all.
             links.sort();
@@ -133,18 +121,6 @@ async fn mounted(world: &World, pod_dir: &Path) -> Result<BTreeSet<PodVolume>, E
         found.extend(links.into_iter().map(|name| PodVolume { plugin_dir: plugin_dir.clone(), name, is_block: true }));
     }
     Ok(found)
-}
-
-/// The names in a directory, of this kind; none if the directory does not exist.
-async fn names(world: &World, dir: &Path, kind: Option<FileKind>) -> Result<Vec<String>, EffectError> {
-    match world.host.list_dir(dir).await {
-        Ok(entries) => {
-            let meant = entries.into_iter().filter(|entry| kind.is_none_or(|kind| entry.kind == kind));
-            Ok(meant.map(|entry| entry.name).collect())
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(failure::io("list", dir, &error)),
-    }
 }
 
 fn pod_dir(world: &World, uid: &PodUid) -> Result<PathBuf, EffectError> {
@@ -159,16 +135,8 @@ fn volume_dir(world: &World, uid: &PodUid, volume: &PodVolume) -> Result<PathBuf
 
 /// Unmounts all that is below a directory of ours, and removes it.
 async fn unmount_below(world: &World, dir: &Path) -> Result<(), EffectError> {
-    unmount_all_below(world, dir).await?;
+    mounting::unmount_all_below(world, dir).await?;
     world.host.remove_tree(dir).await.map_err(|error| failure::io("remove volumes", dir, &error))
-}
-
-async fn unmount_all_below(world: &World, dir: &Path) -> Result<(), EffectError> {
-    let mounts = world.host.mounts_below(dir).await;
-    for point in mounts.map_err(|error| failure::io("look for mounts below", dir, &error))? {
-        world.host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
-    }
-    Ok(())
 }
 
 /// All of it, as the core has it done step by step.
