@@ -53,9 +53,11 @@ pub(crate) fn mount_table(data: &[u8]) -> Option<()> {
 }
 
 fn line(mount: &Mount) -> Vec<u8> {
-    let Mount { point, fs_type, source, major, minor, is_shared, options } = mount;
+    let Mount { point, fs_type, source, major, minor, root, is_shared, options } = mount;
     let shared = if *is_shared { " shared:1" } else { "" };
-    let mut line = format!("36 35 {major}:{minor} / ").into_bytes();
+    let mut line = format!("36 35 {major}:{minor} ").into_bytes();
+    line.extend(escaped(root.as_os_str().as_bytes()));
+    line.push(b' ');
     line.extend(escaped(point.as_os_str().as_bytes()));
     line.extend(format!(" {options}{shared} - {fs_type} ").into_bytes());
     line.extend(escaped(source.as_bytes()));
