@@ -19,12 +19,17 @@ use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Node;
 use rubelet_core::{
+    event::Event,
     fnv::fnv32a,
     node_status::{Machine, NodeSetup},
     snapshot::Snapshot,
 };
 use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb};
-use tokio::{runtime::Handle, sync::watch, task::JoinSet};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
 
 use self::informer::NodeWatchState;
 use crate::{server::health::LoopHealth, world::World};
@@ -71,6 +76,7 @@ impl NodeReporting {
 pub struct NodeInputs {
     pub reporting: Arc<NodeReporting>,
     pub node_states: watch::Receiver<NodeWatchState>,
+    pub inbox: mpsc::Sender<Event>,
     pub health: Arc<LoopHealth>,
     /// The thread that renews the lease.
     pub lease_thread: Handle,
@@ -78,12 +84,12 @@ pub struct NodeInputs {
 
 /// Runs until it is dropped. The lease has its own task: a delayed report does not delay the lease.
 pub async fn run(world: World, api: Arc<dyn ApiServer>, inputs: NodeInputs, snapshots: watch::Receiver<Arc<Snapshot>>) {
-    let NodeInputs { reporting, node_states, health, lease_thread } = inputs;
+    let NodeInputs { reporting, node_states, inbox, health, lease_thread } = inputs;
     let (uid, known_uid) = watch::channel(None);
     let mut tasks = JoinSet::new();
     let renewing = lease::run(api.clone(), world.clock.clone(), reporting.clone(), (known_uid, health));
     tasks.spawn_on(renewing, &lease_thread);
-    tasks.spawn(status::run(world, api, reporting, status::Inputs { snapshots, node_states }, uid));
+    tasks.spawn(status::run(world, api, reporting, status::Inputs { snapshots, node_states, inbox }, uid));
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended
             && error.is_panic()

@@ -112,7 +112,8 @@ fn join_cluster(
     tasks.spawn(sources::api::run(api.clone(), world.clone(), seed, seen.clone(), inbox.clone()));
     tasks.spawn(recorder::run(api.clone(), world.events.clone(), node_name.clone(), snapshots.clone()));
     tasks.spawn(plugins::run(own_files, (*cluster.csi_node).clone(), seen.clone(), inbox.clone()));
-    let inputs = NodeInputs { reporting, node_states: seen, health: health.clone(), lease_thread };
+    let (inbox, health) = (inbox.clone(), health.clone());
+    let inputs = NodeInputs { reporting, node_states: seen, inbox, health, lease_thread };
     tasks.spawn(node::run(world.clone(), api.clone(), inputs, snapshots.clone()));
 }
 

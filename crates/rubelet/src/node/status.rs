@@ -9,7 +9,9 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::Node;
 use rubelet_core::{
     effect::EventRecord,
+    event::Event,
     event_reasons,
+    node_object::NodeObject,
     node_status::{self, ImageFacts, Report, status_event},
     snapshot::{NodeReadiness, NodeView, Snapshot},
     time::{Uptime, scaled},
@@ -20,7 +22,7 @@ use rubelet_kube::{
     port::{ApiError, ApiErrorKind, ApiServer},
 };
 use tokio::{
-    sync::watch,
+    sync::{mpsc, watch},
     time::{sleep, sleep_until, timeout},
 };
 
@@ -71,6 +73,8 @@ pub async fn run(
 pub struct Inputs {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     pub node_states: watch::Receiver<NodeWatchState>,
+    /// Where reported Node objects are sent: the watch may show them much later.
+    pub inbox: mpsc::Sender<Event>,
 }
 
 /// What triggered a check.
@@ -170,6 +174,9 @@ impl Reporter {
                     let every = self.reporting.report_every;
                     let wait = if is_changed { self.jitter(every) } else { every };
                     self.report_at = self.world.clock.now().uptime + wait;
+                    // A volume that this report left out of `volumesInUse` must not be taken for one in use. A closed inbox is the
+                    // end of the agent.
+                    let _ = self.inputs.inbox.send(Event::Node(NodeObject::of(&node))).await;
                     self.take(node);
                     return Outcome::Reported;
                 }
@@ -198,7 +205,7 @@ impl Reporter {
         let next_look = self.world.clock.instant(self.world.clock.now().uptime + self.reporting.check_every);
         loop {
             let view = &self.view;
-            let Inputs { snapshots, node_states } = &mut self.inputs;
+            let Inputs { snapshots, node_states, .. } = &mut self.inputs;
             tokio::select! {
                 biased;
                 // Cancel-safe: waiting for a value takes nothing away.

@@ -40,6 +40,8 @@ struct StatusFixture {
     snapshots: watch::Sender<Arc<Snapshot>>,
     node_states: watch::Sender<NodeWatchState>,
     uid: watch::Receiver<Option<String>>,
+    /// What the loop receives.
+    told: mpsc::Receiver<Event>,
     _tasks: JoinSet<()>,
     _dir: TempDir,
 }
@@ -63,9 +65,10 @@ impl StatusFixture {
         let (node_states, seen) = watch::channel(NodeWatchState::Unseen);
         let (sender, uid) = watch::channel(None);
         let mut tasks = JoinSet::new();
-        let inputs = Inputs { snapshots: receiver, node_states: seen };
+        let (inbox, told) = mpsc::channel(16);
+        let inputs = Inputs { snapshots: receiver, node_states: seen, inbox };
         tasks.spawn(run(world.clone(), api.clone(), Arc::new(reporting), inputs, sender));
-        StatusFixture { api, world, snapshots, node_states, uid, _tasks: tasks, _dir: dir }
+        StatusFixture { api, world, snapshots, node_states, uid, told, _tasks: tasks, _dir: dir }
     }
 
     fn turn(&self, readiness: NodeReadiness) {
@@ -92,10 +95,13 @@ fn down() -> NodeReadiness {
 
 #[tokio::test(start_paused = true)]
 async fn restarted_agent_writes_no_node_status_before_due() {
-    let fixture = StatusFixture::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported(6))]);
+    let mut fixture = StatusFixture::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported(6))]);
     assert_eq!(fixture.after(299).await, [CACHED]);
     assert_eq!(fixture.uid.borrow().as_deref(), Some("u1"));
+    assert!(fixture.told.try_recv().is_err());
     assert_eq!(fixture.after(10).await, [CACHED, PATCH]);
+    let Ok(Event::Node(node)) = fixture.told.try_recv() else { panic!("the loop has the reported node at once") };
+    assert_eq!(node.version, 6);
     assert_eq!(fixture.events(), <[String; 0]>::default());
 }
 
