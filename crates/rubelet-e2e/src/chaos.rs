@@ -6,7 +6,6 @@
 mod controls;
 mod exam;
 mod faults;
-mod fuse;
 mod interrupt;
 mod monitor;
 mod relay;

@@ -11,6 +11,7 @@ mod control_plane;
 mod debian;
 mod dice;
 mod e2e;
+mod fuse;
 mod up;
 mod vm;
 mod volumes;

@@ -12,6 +12,7 @@ mod disks;
 mod events;
 mod eviction;
 mod faults;
+mod hung_volume;
 mod kubectl;
 mod lists;
 mod log_rotation;
@@ -91,6 +92,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         odd::CASES,
         takeover::CASES,
         ownership::CASES,
+        hung_volume::CASES,
         if network_volumes::has_nfs() && network_volumes::has_iscsi() { server_volumes::WITH_SERVERS } else { &[] },
         authorization::CASES,
         restarts::CASES,

@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use super::Injected;
 use crate::{
-    chaos::{exam::Exam, fuse::HungMount, verify::Expected},
+    chaos::{exam::Exam, verify::Expected},
     e2e::cluster::{OBEDIENT, spec},
+    fuse::FuseMount,
 };
 
 /// More than any pool of threads that an agent may have for blocking calls.
@@ -34,7 +35,7 @@ struct Hung {
     users: Vec<String>,
     /// How many of them were created.
     created: usize,
-    mounts: Vec<HungMount>,
+    mounts: Vec<FuseMount>,
 }
 
 /// A mount that never answers: below volumes of pods to start, below an emptyDir of pods that are deleted, and below the
@@ -73,14 +74,14 @@ impl Hung {
 
 impl Injected for Hung {
     fn strike(&mut self, exam: &mut Exam) -> anyhow::Result<()> {
-        self.mounts.push(HungMount::over(&self.dir)?);
+        self.mounts.push(FuseMount::hung(&self.dir)?);
         for name in &self.scratch {
             let volume = Hung::pod_dir(exam, name)?.join("volumes/kubernetes.io~empty-dir/volume");
-            self.mounts.push(HungMount::over(&volume)?);
+            self.mounts.push(FuseMount::hung(&volume)?);
             exam.delete(name)?;
         }
         for name in &self.ending {
-            self.mounts.push(HungMount::over(&Hung::pod_dir(exam, name)?.join("containers/main"))?);
+            self.mounts.push(FuseMount::hung(&Hung::pod_dir(exam, name)?.join("containers/main"))?);
             exam.expect(name, Expected::Succeeded);
         }
         fs::write(&self.signal, "")?;
@@ -102,7 +103,7 @@ impl Injected for Hung {
     }
 
     fn end(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
-        self.mounts.iter_mut().for_each(HungMount::release);
+        self.mounts.iter_mut().for_each(FuseMount::release);
         Ok(())
     }
 

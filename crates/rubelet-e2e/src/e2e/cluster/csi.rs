@@ -1,11 +1,14 @@
 //! Volumes of a real CSI driver: kubernetes-csi's hostpath driver with its provisioner and resizer, and stand-ins for its
 //! attacher and its registrar.
 //!
-//! Owns: the life of such volumes as users see it. Their parts: the driver's deployment, its image, crashes, crowds.
+//! Owns: the life of such volumes as users see it. Their parts: the driver's deployment, its image, a gate before it, crashes
+//! at any moment and in each call, crowds.
 
+mod calls;
 mod crashes;
 mod crowd;
 mod driver;
+mod gate;
 pub mod image;
 mod limits;
 pub(super) mod takeover;
@@ -24,7 +27,9 @@ use crate::e2e::{
 
 /// Long ones first.
 pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
-    [crowd::CASES, crashes::CASES, limits::CASES, takeover::CASES, CASES, usage::CASES].into_iter().flatten()
+    [calls::CASES, crowd::CASES, crashes::CASES, limits::CASES, takeover::CASES, CASES, usage::CASES]
+        .into_iter()
+        .flatten()
 }
 
 /// Builds the driver in advance.
@@ -124,19 +129,37 @@ fn stateful_set(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ensure!(pod.uid() != first, "it is still the first one");
         pod.check_running()
     })?;
-    let starts = exec(cluster, "db-0", "cat /data/starts")?;
-    ensure!(starts == "db-0\ndb-0\n", "db-0 found {starts:?}");
-    let starts = exec(cluster, "db-1", "cat /data/starts")?;
-    ensure!(starts == "db-1\n", "db-1 found {starts:?}");
+    check_starts(cluster, &[2, 1])?;
+    scale_to_none(cluster)?;
+    // The claims are kept, and bound again.
+    cluster.kubectl(&["scale", "statefulset/db", "--replicas=3"])?;
+    for pod in ["db-0", "db-1", "db-2"] {
+        cluster.wait_running(pod, 120)?;
+    }
+    check_starts(cluster, &[3, 2, 1])?;
+    scale_to_none(cluster)?;
+    cluster.kubectl(&["delete", "statefulset/db", "pvc/data-db-0", "pvc/data-db-1", "pvc/data-db-2"])?;
+    driver.wait_nothing_left(cluster, 90)?;
+    driver.remove(cluster)
+}
+
+/// Each pod of the StatefulSet finds that many starts on its volume, all of them its own.
+fn check_starts(cluster: &ClusterNode, counts: &[usize]) -> anyhow::Result<()> {
+    for (number, count) in counts.iter().enumerate() {
+        let name = format!("db-{number}");
+        let starts = exec(cluster, &name, "cat /data/starts")?;
+        ensure!(starts == format!("{name}\n").repeat(*count), "{name} found {starts:?}");
+    }
+    Ok(())
+}
+
+fn scale_to_none(cluster: &ClusterNode) -> anyhow::Result<()> {
     cluster.kubectl(&["scale", "statefulset/db", "--replicas=0"])?;
     cluster.wait("its pods are gone", 60, |cluster| {
         let left: Vec<_> = cluster.pods()?.iter().map(|pod| pod.name().to_owned()).collect();
         ensure!(left.iter().all(|name| !name.starts_with("db-")), "{left:?}");
         Ok(())
-    })?;
-    cluster.kubectl(&["delete", "statefulset/db", "pvc/data-db-0", "pvc/data-db-1"])?;
-    driver.wait_nothing_left(cluster, 90)?;
-    driver.remove(cluster)
+    })
 }
 
 fn ephemeral(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -197,11 +220,7 @@ fn once_per_pod(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
     let driver = Driver::deploy(cluster)?;
     cluster.apply(claim(&driver, "data", "ReadWriteOncePod"))?;
-    cluster.wait("the claim is bound", 60, |cluster| {
-        let claim = cluster.object("v1", "persistentvolumeclaims/data")?;
-        ensure!(claim["status"]["phase"] == "Bound", "{}", claim["status"]);
-        Ok(())
-    })?;
+    wait_bound(cluster, "data")?;
     let bound = |script: &str| {
         let mut spec = spec_with(cluster, script, &[claimed("data", "data")]);
         spec["nodeName"] = json!(cluster.name);
@@ -210,14 +229,9 @@ fn once_per_pod(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.apply(pod("first", &bound(&format!("echo first > /data/by; {OBEDIENT}"))))?;
     cluster.wait_running("first", 120)?;
     cluster.apply(pod("second", &bound(OBEDIENT)))?;
-    cluster.wait("the second pod is told why it waits", 60, |cluster| {
-        let message = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
-        let found = events(cluster, "second")?;
-        let event = found.iter().find(|event| event["message"].as_str().is_some_and(|text| text.contains(message)));
-        let event = event.with_context(|| format!("events: {found:?}"))?;
-        ensure!(event["reason"] == "FailedMount" && event["type"] == "Warning", "{event}");
-        Ok(())
-    })?;
+    let message = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+    let event = wait_event(cluster, "second", "FailedMount", message)?;
+    ensure!(event["type"] == "Warning", "{event}");
     ensure!(cluster.pod("second")?.phase() == "Pending", "the second pod does not wait");
     cluster.kubectl(&["delete", "pod", "first"])?;
     cluster.wait_running("second", 150)?;
@@ -228,11 +242,23 @@ fn once_per_pod(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     driver.remove(cluster)
 }
 
-/// Those about an object of the namespace.
-fn events(cluster: &ClusterNode, object: &str) -> anyhow::Result<Vec<Value>> {
-    let mut events = cluster.plane().api().list(&format!("/api/v1/namespaces/{}/events", cluster.name))?;
-    events.retain(|event| event["involvedObject"]["name"] == object);
-    Ok(events)
+fn wait_bound(cluster: &ClusterNode, claim: &str) -> anyhow::Result<()> {
+    cluster.wait(&format!("claim {claim} is bound"), 60, |cluster| {
+        let claim = cluster.object("v1", &format!("persistentvolumeclaims/{claim}"))?;
+        ensure!(claim["status"]["phase"] == "Bound", "{}", claim["status"]);
+        Ok(())
+    })
+}
+
+/// Waits for an event about an object of the namespace with this reason and this text in its message.
+fn wait_event(cluster: &ClusterNode, object: &str, reason: &str, message: &str) -> anyhow::Result<Value> {
+    cluster.wait(&format!("event {reason} of {object}"), 60, |cluster| {
+        let mut events = cluster.plane().api().list(&format!("/api/v1/namespaces/{}/events", cluster.name))?;
+        events.retain(|event| event["involvedObject"]["name"] == object);
+        let says = |event: &Value| event["message"].as_str().is_some_and(|text| text.contains(message));
+        let event = events.iter().find(|event| event["reason"] == reason && says(event)).cloned();
+        event.with_context(|| format!("no {message:?} in events: {events:?}"))
+    })
 }
 
 /// No pod of the test is left, but the driver's.

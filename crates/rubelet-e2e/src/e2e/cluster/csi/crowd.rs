@@ -1,6 +1,11 @@
 //! Many pods with many volumes of all kinds, while the agent is killed.
 
-use std::{thread, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use rubelet_testbed::{clock::Stopwatch, sweep::mounts_below};
@@ -87,11 +92,8 @@ pub fn crowd_of(cluster: &mut ClusterNode, count: usize) -> anyhow::Result<Cost>
     driver.wait_nothing_left(cluster, 180)?;
     let end_secs = watch.secs();
     let cpu_secs = (first + Usage::read(&cluster.node)?.cpu_ns) as f64 / 1e9;
-    cluster.wait("no mount of the pods is left", 60, |cluster| {
-        let own = cluster.pods()?.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>();
-        let pods = cluster.node.agent.root_dir().join("pods");
-        let mut left = mounts_below(&pods)?;
-        left.retain(|mount| !own.iter().any(|uid| mount.starts_with(pods.join(uid))));
+    cluster.wait("no mount and no directory of the pods and their volumes is left", 60, |cluster| {
+        let left = leftovers(cluster)?;
         ensure!(left.is_empty(), "left: {left:?}");
         Ok(())
     })?;
@@ -101,11 +103,49 @@ pub fn crowd_of(cluster: &mut ClusterNode, count: usize) -> anyhow::Result<Cost>
     Ok(Cost { start_secs, end_secs, cpu_secs, restarts })
 }
 
+/// Directories of pods that are gone with what is mounted there, and directories of volumes that no pod uses.
+fn leftovers(cluster: &ClusterNode) -> anyhow::Result<Vec<PathBuf>> {
+    let root = cluster.node.agent.root_dir();
+    let pods = root.join("pods");
+    let alive: Vec<PathBuf> = cluster.pods()?.iter().map(|pod| pods.join(pod.uid())).collect();
+    let mut left = entries(&pods)?;
+    left.extend(mounts_below(&pods)?);
+    left.retain(|path| !alive.iter().any(|pod| path.starts_with(pod)));
+    left.extend(volume_dirs(&root.join("plugins/kubernetes.io"))?);
+    Ok(left)
+}
+
+/// Every plugin has directories with one for each volume, as `csi/<driver>` and `local-volume/mounts`. They may stay when they are empty.
+fn volume_dirs(plugins: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for plugin in entries(plugins)? {
+        for dir in entries(&plugin)? {
+            found.extend(entries(&dir)?);
+        }
+    }
+    // Those of block volumes are deeper.
+    for dir in ["staging", "publish"].map(|dir| plugins.join("csi/volumeDevices").join(dir)) {
+        found.retain(|path| *path != dir);
+        found.extend(entries(&dir)?);
+    }
+    Ok(found)
+}
+
+/// Of a directory that may be missing.
+fn entries(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("list {}", dir.display()))?,
+    };
+    Ok(entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?)
+}
+
 fn ready(cluster: &ClusterNode) -> anyhow::Result<usize> {
     Ok(cluster.pods()?.iter().filter(|pod| pod.name().starts_with("crowd") && pod.is_ready()).count())
 }
 
-/// Its container ends if a volume lacks what belongs there.
+/// Its container ends if a volume lacks what belongs there, or has lines of another pod. More than one of its own is right: the runtime cuts off
+/// a start when the agent dies that asked for it, perhaps after the script has begun.
 fn manifest(cluster: &ClusterNode, driver: &Driver, name: &str) -> Value {
     let volumes = [
         json!({ "name": "scratch", "emptyDir": {} }),
@@ -126,7 +166,7 @@ fn manifest(cluster: &ClusterNode, driver: &Driver, name: &str) -> Value {
     ];
     let check = "[ $(cat /settings/a) = 1 ] && [ $(cat /password/a) = 2 ] && [ -s /joined/token ] && [ -s /host/passwd ] \
                  && grep -q crowd /labels/labels && for dir in scratch memory claim inline local; do \
-                 echo $HOSTNAME >> /$dir/by && [ $(cat /$dir/by) = $HOSTNAME ] || exit 1; done";
+                 echo $HOSTNAME >> /$dir/by && [ \"$(uniq /$dir/by)\" = $HOSTNAME ] || exit 1; done";
     let spec = spec_with(cluster, &format!("{check} && {OBEDIENT}"), &volumes);
     let mut pod = pod(name, &spec);
     pod["metadata"]["labels"] = json!({ "app": "crowd" });
@@ -135,7 +175,7 @@ fn manifest(cluster: &ClusterNode, driver: &Driver, name: &str) -> Value {
 
 pub fn local_volume(cluster: &ClusterNode, name: &str) -> anyhow::Result<Value> {
     let path = cluster.node.bed.layout.dir.join("local").join(name);
-    std::fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
+    fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
     Ok(json!({
         "apiVersion": "v1",
         "kind": "PersistentVolume",

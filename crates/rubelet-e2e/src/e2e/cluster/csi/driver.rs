@@ -10,21 +10,30 @@ use rubelet_testbed::{
     clock,
     process::{self, ProcessId},
     sweep::mounts_below,
+    tail,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::e2e::cluster::{ClusterNode, csi::image};
+use crate::e2e::cluster::{
+    ClusterNode,
+    csi::{gate::Gate, image},
+};
 
 /// The StatefulSet, and its pod.
 const NAME: &str = "csi";
 const POD: &str = "csi-0";
 
-/// Starts the driver again when it was killed, without the back-off of a container, unless a test holds it back.
+/// In the driver's own directory below the agent's plugins: where it listens, and where a gate does.
+const SOCKET: &str = "csi.sock";
+const GATE: &str = "gate.sock";
+
+/// Starts the driver again when it was killed, without the back-off of a container, unless a test holds it back. Its log is a file, so that
+/// a test finds a call there as soon as the driver has it.
 const SUPERVISOR: &str = "trap 'kill $driver; exit 0' TERM
 while :; do
   while [ -e /csi-data-dir/hold ]; do sleep 0.05; done
-  /hostpathplugin \"$@\" & driver=$!
+  /hostpathplugin \"$@\" 2>> /csi-data-dir/log & driver=$!
   wait $driver
 done";
 
@@ -44,22 +53,38 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
 pub struct Driver {
     /// The driver's, its StorageClass's, its role's.
     pub name: String,
+    /// The socket that the agent is told of.
+    socket: &'static str,
 }
 
 impl Driver {
     /// Deploys one and waits until the node has it.
     pub fn deploy(cluster: &ClusterNode) -> anyhow::Result<Self> {
-        let driver = Driver { name: format!("{}.csi.rubelet.test", cluster.name) };
+        Self::behind(cluster, SOCKET).deployed(cluster)
+    }
+
+    /// The same, with a gate between it and the agent. Its sidecars are not concerned.
+    pub fn deploy_behind_gate(cluster: &ClusterNode) -> anyhow::Result<(Self, Gate)> {
+        let driver = Self::behind(cluster, GATE);
+        let dir = driver.socket_dir(cluster);
+        fs::create_dir_all(&dir)?;
+        let gate = Gate::start(&dir.join(GATE), dir.join(SOCKET), driver.log(cluster))?;
+        Ok((driver.deployed(cluster)?, gate))
+    }
+
+    fn behind(cluster: &ClusterNode, socket: &'static str) -> Self {
+        Driver { name: format!("{}.csi.rubelet.test", cluster.name), socket }
+    }
+
+    fn deployed(self, cluster: &ClusterNode) -> anyhow::Result<Self> {
         cluster.node.bed.import(&image::ensure()?)?;
-        fs::create_dir_all(driver.state_dir(cluster))?;
+        fs::create_dir_all(self.state_dir(cluster))?;
         cluster.apply(json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": NAME } }))?;
-        cluster
-            .plane()
-            .apply(&json!({ "apiVersion": "v1", "kind": "List", "items": driver.objects(&cluster.name) }))?;
-        cluster.apply(driver.kubeconfig(cluster)?)?;
-        driver.start(cluster)?;
-        driver.wait_registered(cluster).with_context(|| driver.logs(cluster))?;
-        Ok(driver)
+        cluster.plane().apply(&json!({ "apiVersion": "v1", "kind": "List", "items": self.objects(&cluster.name) }))?;
+        cluster.apply(self.kubeconfig(cluster)?)?;
+        self.start(cluster)?;
+        self.wait_registered(cluster).with_context(|| self.logs(cluster))?;
+        Ok(self)
     }
 
     /// Applies its StatefulSet.
@@ -79,10 +104,11 @@ impl Driver {
         })
     }
 
-    /// The ends of its containers' logs.
+    /// The ends of its own log and its containers'.
     fn logs(&self, cluster: &ClusterNode) -> String {
         let logs = cluster.kubectl(&["logs", POD, "--all-containers", "--prefix", "--tail=5"]);
-        logs.unwrap_or_else(|err| format!("{err:#}"))
+        let of_sidecars = logs.unwrap_or_else(|err| format!("{err:#}"));
+        format!("{}\n{of_sidecars}", tail(&self.log(cluster), 10))
     }
 
     /// Removes its pod, and the driver with it; volumes and objects stay.
@@ -107,7 +133,33 @@ impl Driver {
         })
     }
 
-    /// The directory of its volumes and of `state.json`.
+    /// Removes its pod at once, as if its node was lost, and with it all of its processes.
+    pub fn force_delete(&self, cluster: &ClusterNode) -> anyhow::Result<()> {
+        cluster.kubectl(&["delete", "statefulset", NAME, "--cascade=orphan"])?;
+        cluster.kubectl(&["delete", "pod", POD, "--force", "--grace-period=0"]).map(drop)
+    }
+
+    /// Another pod takes the place of the one that was removed, once nothing of that runs: the registrar that ends removes the socket of the
+    /// one that starts.
+    pub fn replace(&self, cluster: &ClusterNode) -> anyhow::Result<()> {
+        cluster.wait("the driver's containers have ended", 30, |cluster| {
+            let mut left = cluster.node.containers()?;
+            left.retain(|container| container.pod == POD && container.is_running);
+            ensure!(left.is_empty(), "{left:?}");
+            Ok(())
+        })?;
+        self.start(cluster)
+    }
+
+    fn socket_dir(&self, cluster: &ClusterNode) -> PathBuf {
+        cluster.node.agent.root_dir().join("plugins").join(&self.name)
+    }
+
+    fn log(&self, cluster: &ClusterNode) -> PathBuf {
+        self.state_dir(cluster).join("log")
+    }
+
+    /// The directory of its volumes, of `state.json` and of its log.
     pub fn state_dir(&self, cluster: &ClusterNode) -> PathBuf {
         cluster.node.bed.layout.dir.join("csi-data")
     }
@@ -131,12 +183,17 @@ impl Driver {
         })
     }
 
-    /// SIGKILL, and another process takes its place. The driver notes a mount only after it was made, and afterwards trusts its notes: what
-    /// is mounted is noted here before it starts again, as a driver would do itself that can be killed.
+    /// SIGKILL, and another process takes its place.
     pub fn kill(&self, cluster: &ClusterNode) -> anyhow::Result<()> {
         let Some(id) = self.process() else { return Ok(()) };
-        let hold = self.state_dir(cluster).join("hold");
-        fs::write(&hold, "")?;
+        self.crash(cluster, id)?;
+        self.revive(cluster)
+    }
+
+    /// SIGKILL, and nothing takes its place yet. The driver notes a mount only after it was made, and afterwards trusts its notes: what
+    /// is mounted is noted here before it starts again, as a driver would do itself that can be killed.
+    pub fn crash(&self, cluster: &ClusterNode, id: ProcessId) -> anyhow::Result<()> {
+        fs::write(self.hold(cluster), "")?;
         id.signal(Signal::KILL);
         ensure!(id.wait_gone(Duration::from_secs(10)), "the driver survives SIGKILL");
         // A `mount` that it had started still works.
@@ -145,9 +202,17 @@ impl Driver {
             let of_driver = all.iter().any(|id| is_mounting(&process::command_line(*id), cluster));
             (!of_driver).then_some(())
         });
-        self.note_mounts(cluster)?;
-        fs::remove_file(hold)?;
+        self.note_mounts(cluster)
+    }
+
+    /// Another process takes the place of the one that crashed.
+    pub fn revive(&self, cluster: &ClusterNode) -> anyhow::Result<()> {
+        fs::remove_file(self.hold(cluster))?;
         Ok(())
+    }
+
+    fn hold(&self, cluster: &ClusterNode) -> PathBuf {
+        self.state_dir(cluster).join("hold")
     }
 
     fn note_mounts(&self, cluster: &ClusterNode) -> anyhow::Result<()> {
@@ -299,7 +364,8 @@ impl Driver {
 
     fn containers(&self, cluster: &ClusterNode) -> Vec<Value> {
         let root = cluster.node.agent.root_dir();
-        let socket = format!("{}/plugins/{}/csi.sock", root.display(), self.name);
+        let registered =
+            format!("--kubelet-registration-path={}", self.socket_dir(cluster).join(self.socket).display());
         let mut driver = container(
             "driver",
             &["sh", "-c", SUPERVISOR, "driver"],
@@ -323,8 +389,7 @@ impl Driver {
             shared("pods", root.join("pods")),
             shared("plugins", root.join("plugins")),
         ]);
-        let mut registrar =
-            container("registrar", &["/registrar-stand-in"], &[format!("--kubelet-registration-path={socket}")]);
+        let mut registrar = container("registrar", &["/registrar-stand-in"], &[registered]);
         registrar["volumeMounts"] = json!([
             { "name": "socket", "mountPath": "/csi" },
             { "name": "registration", "mountPath": "/registration" },
@@ -360,7 +425,7 @@ impl Driver {
         let root = cluster.node.agent.root_dir();
         let dir = |name: &str, path: PathBuf| json!({ "name": name, "hostPath": { "path": path, "type": "DirectoryOrCreate" } });
         json!([
-            dir("socket", root.join("plugins").join(&self.name)),
+            dir("socket", self.socket_dir(cluster)),
             dir("registration", root.join("plugins_registry")),
             dir("pods", root.join("pods")),
             dir("plugins", root.join("plugins")),

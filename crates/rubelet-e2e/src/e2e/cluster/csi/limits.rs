@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::e2e::cluster::{
     ClusterCase, ClusterNode, OBEDIENT, Plane,
-    csi::{claimed, events, spec_with},
+    csi::{claimed, spec_with, wait_bound, wait_event},
     pod,
 };
 
@@ -31,7 +31,7 @@ fn one_too_many(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
     let name = apply_volume(cluster)?;
     apply_pod(cluster)?;
-    let attachment = cluster.wait("the controller wants it attached", 60, |cluster| {
+    let attachment = cluster.wait("a VolumeAttachment exists", 60, |cluster| {
         let mut all = cluster.plane().api().list(ATTACHMENTS)?.into_iter();
         let own = all.find(|attachment| attachment["spec"]["source"]["persistentVolumeName"] == name.as_str());
         own.with_context(|| "no attachment".to_owned())
@@ -49,12 +49,8 @@ fn one_too_many(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ensure!(status["message"] == message, "{status}");
         Ok(())
     })?;
-    cluster.wait("an event says so", 30, |cluster| {
-        let found = events(cluster, "web")?;
-        let event = found.iter().find(|event| event["reason"] == "VolumeAttachmentLimitExceeded");
-        ensure!(event.is_some_and(|event| event["type"] == "Warning"), "events: {found:?}");
-        Ok(())
-    })?;
+    let event = wait_event(cluster, "web", "VolumeAttachmentLimitExceeded", "volume attachment limit")?;
+    ensure!(event["type"] == "Warning", "{event}");
     remove(cluster, &name)
 }
 
@@ -69,16 +65,11 @@ fn without_controller(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     ensure!(annotation.is_null(), "the controller would attach: {annotation}");
     let name = apply_volume(cluster)?;
     apply_pod(cluster)?;
-    cluster.wait("the pod is told why it waits", 60, |cluster| {
-        let message = format!(
-            "AttachVolume.Attach failed for volume \"{name}\" : attaching volumes from the kubelet is not supported"
-        );
-        let found = events(cluster, "web")?;
-        let event = found.iter().find(|event| event["reason"] == "FailedAttachVolume");
-        let event = event.with_context(|| format!("events: {found:?}"))?;
-        ensure!(event["message"].as_str().is_some_and(|text| text.trim() == message), "{event}");
-        Ok(())
-    })?;
+    let message = format!(
+        "AttachVolume.Attach failed for volume \"{name}\" : attaching volumes from the kubelet is not supported"
+    );
+    let event = wait_event(cluster, "web", "FailedAttachVolume", &message)?;
+    ensure!(event["message"].as_str().is_some_and(|text| text.trim() == message), "{event}");
     ensure!(cluster.pod("web")?.phase() == "Pending", "the pod does not wait");
     remove(cluster, &name)
 }
@@ -116,11 +107,7 @@ fn apply_volume(cluster: &ClusterNode) -> anyhow::Result<String> {
             "resources": { "requests": { "storage": "8Mi" } },
         },
     }))?;
-    cluster.wait("the claim is bound", 60, |cluster| {
-        let claim = cluster.object("v1", "persistentvolumeclaims/data")?;
-        ensure!(claim["status"]["phase"] == "Bound", "{}", claim["status"]);
-        Ok(())
-    })?;
+    wait_bound(cluster, "data")?;
     Ok(name)
 }
 

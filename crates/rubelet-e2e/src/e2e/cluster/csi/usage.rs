@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::e2e::cluster::{
     ClusterCase, ClusterNode, OBEDIENT, Plane,
-    csi::{claim, claimed, driver::Driver, events, spec_with},
+    csi::{claim, claimed, driver::Driver, spec_with, wait_event},
     metrics::proxied,
     pod,
 };
@@ -43,13 +43,8 @@ fn growth(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let volume = claim["spec"]["volumeName"].as_str().context("the claim names its volume")?;
     let message = format!("MountVolume.NodeExpandVolume succeeded for volume \"{volume}\" {}", cluster.name);
     for object in ["web", "data"] {
-        cluster.wait(&format!("an event of {object} tells so"), 20, |cluster| {
-            let found = events(cluster, object)?;
-            let event = found.iter().find(|event| event["reason"] == "FileSystemResizeSuccessful");
-            let event = event.with_context(|| format!("events: {found:?}"))?;
-            ensure!(event["message"] == message.as_str() && event["type"] == "Normal", "{event}");
-            Ok(())
-        })?;
+        let event = wait_event(cluster, object, "FileSystemResizeSuccessful", &message)?;
+        ensure!(event["message"] == message.as_str() && event["type"] == "Normal", "{event}");
     }
     let after = cluster.pod("web")?.identity("main")?;
     ensure!(after == before, "the pod was disturbed: {before:?}, then {after:?}");
