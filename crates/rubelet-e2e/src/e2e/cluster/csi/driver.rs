@@ -133,7 +133,7 @@ impl Driver {
         })
     }
 
-    /// Removes its pod at once, as if its node was lost, and with it all of its processes.
+    /// Removes its pod from the API at once; the agent has yet to end it.
     pub fn force_delete(&self, cluster: &ClusterNode) -> anyhow::Result<()> {
         cluster.kubectl(&["delete", "statefulset", NAME, "--cascade=orphan"])?;
         cluster.kubectl(&["delete", "pod", POD, "--force", "--grace-period=0"]).map(drop)
