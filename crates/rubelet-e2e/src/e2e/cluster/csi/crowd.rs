@@ -144,8 +144,8 @@ fn ready(cluster: &ClusterNode) -> anyhow::Result<usize> {
     Ok(cluster.pods()?.iter().filter(|pod| pod.name().starts_with("crowd") && pod.is_ready()).count())
 }
 
-/// Its container ends if a volume lacks what belongs there, or has lines of another pod. More than one of its own is right: the runtime cuts off
-/// a start when the agent dies that asked for it, perhaps after the script has begun.
+/// Its container ends if a volume lacks what belongs there, or has lines of another pod. More than one of its own is right: when the agent
+/// dies that asked for a start, the runtime cuts the start off, perhaps after the script has begun.
 fn manifest(cluster: &ClusterNode, driver: &Driver, name: &str) -> Value {
     let volumes = [
         json!({ "name": "scratch", "emptyDir": {} }),

@@ -139,7 +139,7 @@ impl Driver {
         cluster.kubectl(&["delete", "pod", POD, "--force", "--grace-period=0"]).map(drop)
     }
 
-    /// Another pod takes the place of the one that was removed, once nothing of that runs: the registrar that ends removes the socket of the
+    /// Another pod takes the place of the removed one, once nothing of that runs: the registrar that ends would remove the socket of the
     /// one that starts.
     pub fn replace(&self, cluster: &ClusterNode) -> anyhow::Result<()> {
         cluster.wait("the driver's containers have ended", 30, |cluster| {
