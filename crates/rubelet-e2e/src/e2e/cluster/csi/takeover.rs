@@ -44,7 +44,7 @@ fn takeover(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     thread::sleep(SETTLE);
     let mut left = PODS.to_vec();
     for (program, name) in [(&tested, "the agent under test"), (&upstream, "upstream's kubelet")] {
-        let before = state(cluster, &left)?;
+        let before = settled(cluster, &left)?;
         cluster.node.agent.stop();
         cluster.node.agent.become_program(program);
         cluster.start()?;
@@ -93,6 +93,19 @@ fn make_pods(cluster: &ClusterNode, driver: &Driver) -> anyhow::Result<()> {
 fn state(cluster: &ClusterNode, pods: &[&str]) -> anyhow::Result<State> {
     let pods = pods.iter().map(|pod| (*pod, "main")).chain([("csi-0", "driver")]);
     State::of(cluster, pods, &KINDS)
+}
+
+/// Once volumes of pods that have ended are detached, which takes some time after the pods are gone.
+fn settled(cluster: &mut ClusterNode, pods: &[&str]) -> anyhow::Result<State> {
+    // One claim is that of two pods, the other that of the block device.
+    let count = if pods.contains(&"raw") { 2 } else { 1 };
+    cluster.wait("only volumes of pods are in use and attached", 90, |cluster| {
+        let state = state(cluster, pods)?;
+        let in_use = state.in_use.as_array().map_or(0, Vec::len);
+        ensure!((in_use, state.attachments.len()) == (count, count), "{state:#?}");
+        Ok(())
+    })?;
+    state(cluster, pods)
 }
 
 /// What must stay as it is while one agent takes the place of another.
