@@ -163,7 +163,8 @@ pub(super) fn labelled(
     }
 }
 
-/// A driver that is only busy or slow has not forgotten the device, and one that was not called has not either.
+/// Whether the device must be staged again before the next try: a driver that refuses to publish may have lost it in a restart. One
+/// that is busy, or was not called, still has it.
 fn may_be_unstaged(source: &PersistentSource, error: &EffectError) -> bool {
     match &source.kind {
         PersistentKind::Csi(_) => error.kind == ErrorKind::FailedByDriver,

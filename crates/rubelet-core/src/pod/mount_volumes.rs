@@ -122,6 +122,7 @@ fn next_step(
             source.name
         );
         let waits_for = WaitsFor::ExclusiveVolume(name);
+        // Before the first look at the disk it is not known whether another pod has it: no event.
         match context.devices.are_listed() {
             true => wait_with_event(&record, &volume.name, waits_for, (reason, message), plan),
             false => plan.wait_for(waits_for),

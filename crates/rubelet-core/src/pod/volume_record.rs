@@ -12,7 +12,7 @@ use crate::{
     volumes::{claims::PersistentSource, selinux::LabelReport},
 };
 
-/// Not kept over a restart.
+/// Facts of this process alone; after a restart the volume is resolved and set up again, which is safe to repeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeRecord {
     /// What its claim stands for, once that is known.

@@ -150,7 +150,8 @@ pub(super) async fn stage(
     }
 }
 
-/// Of a block volume upstream keeps the whole in this file, and finds the volume's directories by `specVolID`.
+/// What a look finds a device by. Upstream reads the other fields of a block volume here too: it finds the volume's directories by
+/// `specVolID`.
 fn device_data(world: &World, source: &PersistentSource, volume: &CsiVolume) -> VolumeData {
     let node = &world.settings.node_name;
     let block = volume.is_block.then(|| attachment::name(&volume.handle, &volume.driver, node));
