@@ -104,6 +104,7 @@ impl Agent {
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
             Event::Node(object) => self.handle_node(object),
             Event::DriverRegistered { driver } => self.handle_driver(&driver, now),
+            Event::FileSystemAnswered => self.handle_file_system_answered(now),
             Event::CsiNode { is_made } => self.node.lacks_csi_node = !is_made,
             Event::MemoryShort => self.node.eviction.hasten(now),
             Event::Shutdown(signal) => self.handle_shutdown(signal, now),

@@ -143,6 +143,8 @@ pub enum ErrorKind {
     Uncertain,
     /// As `Retry`; a CSI driver's answer, after which nothing of the call goes on.
     FailedByDriver,
+    /// As `Retry`; a file system does not answer. When it does, `Event::FileSystemAnswered` says so.
+    FileSystemLate,
     /// The runtime or the API server cannot be reached.
     Unavailable,
     /// No response in time: the call or the server may be slow.

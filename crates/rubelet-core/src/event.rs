@@ -39,6 +39,8 @@ pub enum Event {
     Node(NodeObject),
     /// A CSI driver registered: what failed for lack of it is tried again.
     DriverRegistered { driver: String },
+    /// A file system that was late answers again: what failed for it is tried again.
+    FileSystemAnswered,
     /// Whether the CSINode object of this node exists. Sent when it could not be made, and when it was after that.
     CsiNode { is_made: bool },
     /// The kernel reports that memory runs short. A hint: it only causes a look.

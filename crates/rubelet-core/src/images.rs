@@ -325,6 +325,7 @@ impl Images {
                     ErrorKind::Retry
                     | ErrorKind::Uncertain
                     | ErrorKind::FailedByDriver
+                    | ErrorKind::FileSystemLate
                     | ErrorKind::Unavailable
                     | ErrorKind::TimedOut
                     | ErrorKind::MissingObject
@@ -381,6 +382,7 @@ impl Images {
             ErrorKind::Retry
             | ErrorKind::Uncertain
             | ErrorKind::FailedByDriver
+            | ErrorKind::FileSystemLate
             | ErrorKind::Unavailable
             | ErrorKind::TimedOut
             | ErrorKind::MissingObject

@@ -183,12 +183,15 @@ pub enum Cure {
     Nothing,
     /// A change of a config map, secret or other object the pod uses.
     ObjectChange,
+    /// A file system that was late answers again.
+    FileSystemAnswer,
 }
 
 impl Cure {
     /// Volumes need objects; so does a container's environment, which is complete before the runtime is called.
     pub fn of(op: &Op, error: &EffectError) -> Cure {
         match (op, &error.kind) {
+            (_, ErrorKind::FileSystemLate) => Cure::FileSystemAnswer,
             (Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }), _)
             | (Op::Container(ContainerOp::Start(_)), ErrorKind::Reject(Reason::CreateContainerConfigError))
             | (_, ErrorKind::MissingObject) => Cure::ObjectChange,
@@ -254,6 +257,15 @@ impl Failure {
         let count = previous.map_or(1, |failure| failure.count.saturating_add(1));
         let wait = first.saturating_mul(1 << (count - 1).min(9)).min(max);
         Failure { retry_at: now.uptime + wait, count, message, cure: Cure::Nothing }
+    }
+
+    /// Ends the back-off if this was its cause.
+    pub fn cured_by(&mut self, cure: Cure, now: Now) -> bool {
+        let is_cured = self.cure == cure;
+        if is_cured {
+            self.retry_at = self.retry_at.min(now.uptime);
+        }
+        is_cured
     }
 
     /// The removal just became one that the runtime does not manage.

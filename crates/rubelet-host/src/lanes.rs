@@ -21,12 +21,12 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, timeout},
 };
 use walk::{Mounts, Walk, Walked};
 
-use crate::{linux::blocking, mount::Mount, threads::Threads};
+use crate::{linux::blocking, mount::Mount, port::ReadError, threads::Threads};
 
 /// A device that took longer for one step of a call is late. A healthy disk under full load answers within seconds.
 pub const LATE_AFTER: Duration = Duration::from_secs(10);
@@ -50,18 +50,27 @@ pub struct DeviceLate {
     pub point: PathBuf,
     pub fs_type: String,
     pub source: String,
-    pub for_secs: u64,
 }
 
 impl fmt::Display for DeviceLate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeviceLate { point, fs_type, source, for_secs } = self;
-        let point = point.display();
-        write!(f, "the file system at {point} ({fs_type}, {source}) has not answered for {for_secs} s")
+        let DeviceLate { point, fs_type, source } = self;
+        let (point, late_secs) = (point.display(), LATE_AFTER.as_secs());
+        // The same text for as long as it lasts, so that events of it are counted as one.
+        write!(f, "the file system at {point} ({fs_type}, {source}) has not answered for over {late_secs} s")
     }
 }
 
 impl Error for DeviceLate {}
+
+/// Whether a call failed because a file system does not answer.
+pub fn is_late(error: &(dyn Error + 'static)) -> bool {
+    let io = match error.downcast_ref::<ReadError>() {
+        Some(ReadError::Io(error)) => Some(error),
+        Some(ReadError::NotRegular(_) | ReadError::TooLarge { .. }) | None => error.downcast_ref::<io::Error>(),
+    };
+    io.and_then(io::Error::get_ref).is_some_and(|inner| inner.is::<DeviceLate>())
+}
 
 impl From<DeviceLate> for io::Error {
     fn from(late: DeviceLate) -> Self {
@@ -80,6 +89,8 @@ struct Shared {
     late_after: Duration,
     /// Devices with a call, and those that were late at their last one.
     devices: Mutex<BTreeMap<Device, Arc<DeviceLane>>>,
+    /// A device that refused calls takes them again.
+    answered: Notify,
 }
 
 /// Major and minor number.
@@ -127,7 +138,16 @@ impl Lanes {
 
     fn new(late_after: Duration) -> Self {
         let (threads, devices) = (Threads::new("pod-files"), Mutex::default());
-        Lanes(Some(Arc::new(Shared { threads, mounts: Arc::default(), late_after, devices })))
+        let answered = Notify::new();
+        Lanes(Some(Arc::new(Shared { threads, mounts: Arc::default(), late_after, devices, answered })))
+    }
+
+    /// Waits until a device that refused calls takes them again. For one caller at a time. Cancel safe.
+    pub async fn answered(&self) {
+        match &self.0 {
+            Some(lanes) => lanes.answered.notified().await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Runs `work` on a thread of the device that holds `path`. It returns at the latest when the device is late, with
@@ -177,7 +197,7 @@ impl Shared {
         ticket.place = match length {
             Length::Short => match timeout(self.late_after, places.acquire_owned()).await {
                 Ok(place) => place.ok(),
-                Err(_) => return Err(lane.late(self.late_after).into()),
+                Err(_) => return Err(lane.late().into()),
             },
             // Other trees may take any time; the caller has a deadline.
             Length::Long => places.acquire_owned().await.ok(),
@@ -215,9 +235,8 @@ impl Shared {
                     return result.map_err(|_| io::Error::other("the call panicked, or the agent is shutting down"));
                 }
                 () = sleep(patience) => {
-                    let idle = call.idle();
-                    if idle >= self.late_after && let Some(lane) = lane.upgrade() {
-                        return Err(lane.late(idle).into());
+                    if call.idle() >= self.late_after && let Some(lane) = lane.upgrade() {
+                        return Err(lane.late().into());
                     }
                 }
             }
@@ -249,8 +268,10 @@ struct Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if let Some(call) = &self.call {
-            self.lane.leave(call, self.lanes.late_after);
+        if let Some(call) = &self.call
+            && self.lane.leave(call, self.lanes.late_after)
+        {
+            self.lanes.answered.notify_one();
         }
         let mut devices = lock(&self.lanes.devices);
         // Two: the map's and this one. Others are made only under this lock.
@@ -274,40 +295,38 @@ impl DeviceLane {
     }
 
     fn check(&self, late_after: Duration) -> Result<(), DeviceLate> {
-        lock(&self.state).check(late_after).map_err(|idle| self.late(idle))
+        if lock(&self.state).is_late(late_after) { Err(self.late()) } else { Ok(()) }
     }
 
     fn enter(&self, late_after: Duration) -> Result<Arc<Call>, DeviceLate> {
         let mut state = lock(&self.state);
-        state.check(late_after).map_err(|idle| self.late(idle))?;
+        if state.is_late(late_after) {
+            return Err(self.late());
+        }
         let call = Arc::new(Call::new());
         state.calls.push(call.clone());
         Ok(call)
     }
 
-    fn leave(&self, call: &Arc<Call>, late_after: Duration) {
+    /// Whether another call may begin that could not before.
+    fn leave(&self, call: &Arc<Call>, late_after: Duration) -> bool {
         let mut state = lock(&self.state);
+        let was_late = state.is_late(late_after);
         state.calls.retain(|other| !Arc::ptr_eq(other, call));
         state.is_suspect = call.idle() >= late_after;
+        was_late && !state.is_late(late_after)
     }
 
-    fn late(&self, idle: Duration) -> DeviceLate {
-        DeviceLate {
-            point: self.point.clone(),
-            fs_type: self.fs_type.clone(),
-            source: self.source.clone(),
-            for_secs: idle.as_secs(),
-        }
+    fn late(&self) -> DeviceLate {
+        let (point, fs_type, source) = (self.point.clone(), self.fs_type.clone(), self.source.clone());
+        DeviceLate { point, fs_type, source }
     }
 }
 
 impl LaneState {
-    /// Whether another call may begin; if not, how long the device has been silent.
-    fn check(&self, late_after: Duration) -> Result<(), Duration> {
-        match self.calls.iter().map(|call| call.idle()).max() {
-            Some(idle) if idle >= late_after || self.is_suspect => Err(idle),
-            Some(_) | None => Ok(()),
-        }
+    /// No other call may begin.
+    fn is_late(&self, late_after: Duration) -> bool {
+        self.calls.iter().any(|call| self.is_suspect || call.idle() >= late_after)
     }
 }
 
@@ -400,8 +419,7 @@ mod tests {
     }
 
     fn is_late(result: &io::Result<()>) -> bool {
-        let inner = result.as_ref().err().and_then(io::Error::get_ref);
-        inner.is_some_and(|error| error.is::<DeviceLate>())
+        result.as_ref().is_err_and(|error| super::is_late(error))
     }
 
     #[tokio::test]
@@ -422,6 +440,25 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(node.late_devices(), []);
+    }
+
+    #[tokio::test]
+    async fn refused_callers_are_told_when_the_device_answers() {
+        let node = Fixture::new();
+        node.quick("device/file").await.unwrap();
+        let told = || timeout(LATE / 2, node.lanes.answered());
+        told().await.unwrap_err();
+        let (release, hung) = node.hang("device/file").await;
+        assert!(is_late(&hung));
+        assert!(is_late(&node.quick("device/other").await));
+        told().await.unwrap_err();
+        drop(release);
+        told().await.unwrap();
+        // This call is a trial; others that came meanwhile were refused.
+        node.quick("device/other").await.unwrap();
+        told().await.unwrap();
+        node.quick("device/other").await.unwrap();
+        told().await.unwrap_err();
     }
 
     #[tokio::test]

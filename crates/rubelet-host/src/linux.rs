@@ -191,6 +191,10 @@ impl Host for LinuxHost {
         self.write_watches.next().await
     }
 
+    async fn file_system_answered(&self) {
+        self.lanes.answered().await;
+    }
+
     async fn rename_beneath(&self, root: &Path, path: &Path, name: &str) -> io::Result<()> {
         let (root, below, name) = (root.to_owned(), path.to_owned(), name.to_owned());
         let at = root.join(path);

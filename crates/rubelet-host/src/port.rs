@@ -394,6 +394,10 @@ pub trait Host: Send + Sync + 'static {
     /// Waits until files were written to that `sizes_and_watch` looked at. For one caller at a time. Cancel safe.
     async fn next_writes(&self) -> Vec<PathBuf>;
 
+    /// Waits until a file system answers again on which calls failed because it did not (`lanes::is_late`). For one caller at a time.
+    /// Cancel safe.
+    async fn file_system_answered(&self);
+
     /// Renames a file within its directory. It is an error if the name is taken, or a link on the way to it.
     async fn rename_beneath(&self, root: &Path, path: &Path, name: &str) -> io::Result<()>;
 

@@ -146,6 +146,7 @@ fn observer(simulation: Arc<Simulation>, incarnation: Incarnation) -> TurnObserv
                 | Event::Refresh { .. }
                 | Event::Node(_)
                 | Event::DriverRegistered { .. }
+                | Event::FileSystemAnswered
                 | Event::CsiNode { .. }
                 | Event::MemoryShort
                 | Event::Due => {}

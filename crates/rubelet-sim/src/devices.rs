@@ -13,6 +13,7 @@ use std::{
 };
 
 use rubelet_host::lanes::{DeviceLate, LATE_AFTER};
+use tokio::sync::Notify;
 
 use crate::{
     invariants::trouble::Touched,
@@ -28,6 +29,8 @@ pub(crate) struct Devices {
     /// By mount point.
     hung: BTreeSet<PathBuf>,
     lanes: BTreeMap<PathBuf, Lane>,
+    /// A device that refused calls takes them again.
+    pub answered: Arc<Notify>,
     /// All files of pods have one lane, as in an agent with one pool of threads for everything.
     pub is_one_lane: bool,
 }
@@ -80,6 +83,7 @@ impl Devices {
     /// A new process has threads of its own.
     pub(crate) fn agent_begins(&mut self) {
         self.lanes.clear();
+        self.answered = Arc::default();
     }
 
     /// The call waits for the device, even when its caller does not.
@@ -89,19 +93,16 @@ impl Devices {
 }
 
 impl Lane {
-    /// Whether another call may begin; if not, how long the device has been silent.
-    fn check(&self, now: Duration) -> Result<(), Duration> {
-        let begun = self.waiting.iter().map(|call| call.since).chain(self.trial);
-        match begun.min().map(|since| now.saturating_sub(since)) {
-            Some(idle) if idle >= LATE_AFTER || self.is_suspect => Err(idle),
-            Some(_) | None => Ok(()),
-        }
+    /// No other call may begin.
+    fn is_late(&self, now: Duration) -> bool {
+        let mut begun = self.waiting.iter().map(|call| call.since).chain(self.trial);
+        begun.any(|since| self.is_suspect || now.saturating_sub(since) >= LATE_AFTER)
     }
 }
 
-pub(crate) fn late(point: &Path, idle: Duration) -> DeviceLate {
+pub(crate) fn late(point: &Path) -> DeviceLate {
     let (point, fs_type, source) = (point.to_owned(), "nfs4".to_owned(), "server:/export".to_owned());
-    DeviceLate { point, fs_type, source, for_secs: idle.as_secs() }
+    DeviceLate { point, fs_type, source }
 }
 
 impl SimState {
@@ -121,8 +122,12 @@ impl SimState {
         if lane.is_suspect {
             self.devices.lanes.insert(point.to_owned(), lane);
         }
+        let was_late = self.devices.lanes.contains_key(point);
         for call in calls {
             (call.work)(self);
+        }
+        if was_late {
+            self.devices.answered.notify_one();
         }
     }
 
@@ -136,7 +141,9 @@ impl SimState {
     pub(crate) fn enter_lane(&mut self, path: &Path, simulation: &Arc<Simulation>) -> Result<Place, DeviceLate> {
         let Some(point) = self.lane_of(path) else { return Ok(Place::Free) };
         let lane = self.devices.lanes.entry(point.clone()).or_default();
-        lane.check(self.now).map_err(|idle| late(&point, idle))?;
+        if lane.is_late(self.now) {
+            return Err(late(&point));
+        }
         if self.devices.hung.contains(&point) {
             return Ok(Place::Hung(point));
         }
@@ -209,6 +216,7 @@ impl Drop for Trial {
                 if !is_late && !is_hung {
                     sim.devices.lanes.remove(&self.point);
                 }
+                sim.devices.answered.notify_one();
             }
         });
     }

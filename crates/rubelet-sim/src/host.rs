@@ -121,7 +121,7 @@ impl FakeHost {
         self.take(Duration::ZERO).await;
         match answered {
             Ok(_) => Ok(()),
-            Err(_) => Err(self.simulation.with(|sim| sim.log_late(point, devices::late(point, LATE_AFTER)))),
+            Err(_) => Err(self.simulation.with(|sim| sim.log_late(point, devices::late(point)))),
         }
     }
 
@@ -356,6 +356,12 @@ impl Host for FakeHost {
             }
             written.await;
         }
+    }
+
+    async fn file_system_answered(&self) {
+        let answered = self.simulation.look(|sim| sim.devices.answered.clone());
+        answered.notified().await;
+        self.take(Duration::ZERO).await;
     }
 
     async fn rename_beneath(&self, _root: &Path, path: &Path, name: &str) -> io::Result<()> {

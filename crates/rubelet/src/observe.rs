@@ -5,6 +5,7 @@
 
 pub mod events;
 pub mod inspect;
+pub mod late_file_systems;
 pub mod log_writes;
 pub mod memory;
 pub mod node;

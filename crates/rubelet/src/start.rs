@@ -80,6 +80,7 @@ pub fn start(world: &World, inputs: Inputs) -> Running {
     let inbox = || running.handles.inbox.clone();
     let tasks = &mut running.inputs;
     tasks.spawn(follow_events(world.clone(), inbox()));
+    tasks.spawn(observe::late_file_systems::run(world.clone(), inbox()));
     if world.settings.logs.max_bytes.is_some() {
         tasks.spawn(observe::log_writes::run(world.clone(), inbox()));
     }

@@ -148,9 +148,8 @@ impl Agent {
     pub(super) fn handle_refresh(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.request_refresh(now);
-        let curable = record.failures.values_mut().filter(|failure| failure.cure == Cure::ObjectChange);
-        for failure in curable {
-            failure.retry_at = failure.retry_at.min(now.uptime);
+        for failure in record.failures.values_mut() {
+            failure.cured_by(Cure::ObjectChange, now);
         }
         self.touched.insert(uid.clone());
     }

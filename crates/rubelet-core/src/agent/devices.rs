@@ -68,6 +68,17 @@ impl Agent {
         }
     }
 
+    /// Retries at once what failed because a file system did not answer.
+    pub(super) fn handle_file_system_answered(&mut self, now: Now) {
+        self.touched.extend(self.node.devices.file_system_answered(now));
+        for (uid, record) in &mut self.records {
+            let failures = record.failures.values_mut();
+            if failures.filter_map(|failure| failure.cured_by(Cure::FileSystemAnswer, now).then_some(())).count() > 0 {
+                self.touched.insert(uid.clone());
+            }
+        }
+    }
+
     pub(super) fn devices_listed(&mut self, result: Result<Facts, EffectError>, now: Now) {
         match result {
             Ok(Facts::Devices(devices)) => {
@@ -94,11 +105,11 @@ impl Agent {
                     let about = InvolvedObject::Pod(record.id.clone());
                     self.outbox.record(EventRecord::new(about, Severity::Warning, reason, error.message.clone()));
                 }
-                self.node.devices.failed(name, error.message, now);
+                self.node.devices.failed(name, Cure::of(op, &error), error.message, now);
             }
             (_, Ok(_)) => self.node.devices.unstaged(name),
             (_, Err(error)) if error.kind == ErrorKind::Gone => self.node.devices.unstaged(name),
-            (_, Err(error)) => self.node.devices.failed(name, error.message, now),
+            (op, Err(error)) => self.node.devices.failed(name, Cure::of(op, &error), error.message, now),
         }
         self.touched.extend(users);
     }

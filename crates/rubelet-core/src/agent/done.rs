@@ -577,6 +577,7 @@ fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<
         ErrorKind::Retry
         | ErrorKind::Uncertain
         | ErrorKind::FailedByDriver
+        | ErrorKind::FileSystemLate
         | ErrorKind::Unavailable
         | ErrorKind::TimedOut
         | ErrorKind::MissingObject

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     id::PodUid,
     node_object::NodeObject,
-    pod::Failure,
+    pod::{Cure, Failure},
     time::{Now, Uptime},
     volumes::{
         claims::{PersistentKind, PersistentSource},
@@ -404,9 +404,9 @@ impl Devices {
     }
 
     /// The driver may have staged it despite the error: if no pod needs it, the disk is looked at.
-    pub fn failed(&mut self, name: &DeviceName, message: String, now: Now) {
+    pub fn failed(&mut self, name: &DeviceName, cure: Cure, message: String, now: Now) {
         let failure = Failure::of_volume(self.failures.get(name), message, now);
-        self.failures.insert(name.clone(), failure);
+        self.failures.insert(name.clone(), Failure { cure, ..failure });
         // A label that it was to be mounted with keeps other pods waiting until a look shows that it is not.
         let mut has_label = false;
         if let Some(attempt) = self.stage_attempts.get_mut(name) {
@@ -428,9 +428,17 @@ impl Devices {
     /// What failed on the driver's devices is tried again at once. Returns the pods that need them.
     pub fn retry(&mut self, driver: &str, now: Now) -> Vec<PodUid> {
         let prefix = DeviceName::of(&Device::csi(driver, ""));
-        let failed = self.failures.iter_mut().filter(|(name, _)| name.0.starts_with(&prefix.0));
+        self.retry_those(|name, _| name.0.starts_with(&prefix.0), now)
+    }
+
+    /// What failed because a file system did not answer is tried again at once. Returns the pods that need it.
+    pub fn file_system_answered(&mut self, now: Now) -> Vec<PodUid> {
+        self.retry_those(|_, failure| failure.cure == Cure::FileSystemAnswer, now)
+    }
+
+    fn retry_those(&mut self, is_meant: impl Fn(&DeviceName, &Failure) -> bool, now: Now) -> Vec<PodUid> {
         let mut names = Vec::new();
-        for (name, failure) in failed {
+        for (name, failure) in self.failures.iter_mut().filter(|(name, failure)| is_meant(name, failure)) {
             failure.retry_at = failure.retry_at.min(now.uptime);
             names.push(name.clone());
         }
@@ -583,7 +591,7 @@ mod tests {
         let ready = node(&["h"], &["h"]);
         assert_eq!(devices.attachment_changed(None, Some(&ready)), [pod]);
         assert_eq!(state(&devices, &ready), "Unstaged");
-        devices.failed(&DeviceName::of(&device("h")), "no".to_owned(), now());
+        devices.failed(&DeviceName::of(&device("h")), Cure::Nothing, "no".to_owned(), now());
         assert!(state(&devices, &ready).starts_with("Failed"));
         assert_eq!(
             devices.state(&wanted, Some(&ready), later(1_000_000)),
@@ -685,7 +693,7 @@ mod tests {
         devices.listed(Vec::new());
         devices.add_user(&pod, &labelled("one"));
         devices.begin_stage(&labelled("one"));
-        devices.failed(&name, "no such option".to_owned(), now());
+        devices.failed(&name, Cure::Nothing, "no such option".to_owned(), now());
         devices.add_user(&pod, &source("h"));
         assert_eq!(devices.state(&source("h"), Some(&ready), later(1_000)), DeviceState::OtherLabel, "it may be there");
         assert!(devices.look_due(now()));
@@ -722,7 +730,7 @@ mod tests {
         devices.listed(Vec::new());
         assert!(in_use(&devices), "the stage is under way");
         assert!(devices.look_due(now()));
-        devices.failed(&name, "no answer".to_owned(), now());
+        devices.failed(&name, Cure::Nothing, "no answer".to_owned(), now());
         devices.listed(Vec::new());
         assert!(in_use(&devices), "the look began before the stage ended");
         assert!(devices.look_due(now()));

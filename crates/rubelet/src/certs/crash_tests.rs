@@ -128,6 +128,7 @@ killed_host! {
         files_usage(path: &Path) -> io::Result<Usage>;
         sizes_and_watch(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
         next_writes() -> Vec<PathBuf>;
+        file_system_answered() -> ();
         read_link(path: &Path) -> io::Result<Option<PathBuf>>;
         mounts_below(path: &Path) -> io::Result<Vec<PathBuf>>;
         mount_points() -> io::Result<Vec<MountPoint>>;

@@ -208,6 +208,7 @@ impl EffectMetrics {
                 ErrorKind::Retry => "Retry",
                 ErrorKind::Uncertain => "Uncertain",
                 ErrorKind::FailedByDriver => "FailedByDriver",
+                ErrorKind::FileSystemLate => "FileSystemLate",
                 ErrorKind::Unavailable => "Unavailable",
                 ErrorKind::TimedOut => "TimedOut",
                 ErrorKind::MissingObject => "MissingObject",

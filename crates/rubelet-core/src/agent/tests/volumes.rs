@@ -317,3 +317,32 @@ fn volume_that_cannot_be_set_up_delays_no_refresh_of_others() {
         assert_eq!(found, (!refreshed_alone, refreshed_alone), "{volume}");
     }
 }
+
+#[test]
+fn file_system_that_answers_again_ends_only_back_offs_that_it_caused() {
+    let directory = serde_json::json!({"name": "w", "hostPath": {"path": "/mnt/nfs", "type": "Directory"}});
+    for (kind, expected) in [(ErrorKind::FileSystemLate, true), (ErrorKind::Retry, false)] {
+        let mut test = running_with(&directory);
+        volume_set_up(&mut test, "w", Err(EffectError { kind, message: "no".to_owned() }));
+        assert_eq!(setup_of(&test, "w"), None);
+        test.handle(Event::FileSystemAnswered);
+        assert_eq!(setup_of(&test, "w").is_some(), expected);
+    }
+}
+
+#[test]
+fn device_that_waited_for_a_file_system_is_staged_when_it_answers() {
+    let needs_no_attachment = serde_json::json!({"attachRequired": false});
+    for (kind, expected) in [(ErrorKind::FileSystemLate, true), (ErrorKind::Retry, false)] {
+        let mut test = waiting_for_attachment(&needs_no_attachment);
+        test.answer("StageDevice", Err(EffectError { kind, message: "no".to_owned() }));
+        test.handle(Event::FileSystemAnswered);
+        // Claims are read again between two tries.
+        let begins = |test: &TestAgent| test.pending().contains(&"ResolveClaim");
+        assert_eq!(begins(&test), expected, "{:?}", test.pending());
+        if expected {
+            test.answer("ResolveClaim", resolved(&needs_no_attachment));
+            assert!(test.pending().contains(&"StageDevice"), "{:?}", test.pending());
+        }
+    }
+}

@@ -1,8 +1,0 @@
-//go:build tools
-
-// Package tools names what `cargo xtask` builds, so that go.mod and go.sum pin it.
-package tools
-
-import (
-	_ "github.com/kubernetes-csi/external-resizer/cmd/csi-resizer"
-)
