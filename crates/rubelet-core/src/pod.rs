@@ -181,7 +181,7 @@ pub struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cure {
     Nothing,
-    /// A change of a config map, secret or other object the pod uses.
+    /// A change of a config map, secret or other object the pod uses, or the registration of a CSI driver.
     ObjectChange,
     /// A file system that was late answers again.
     FileSystemAnswer,
@@ -257,15 +257,6 @@ impl Failure {
         let count = previous.map_or(1, |failure| failure.count.saturating_add(1));
         let wait = first.saturating_mul(1 << (count - 1).min(9)).min(max);
         Failure { retry_at: now.uptime + wait, count, message, cure: Cure::Nothing }
-    }
-
-    /// Ends the back-off if this was its cause.
-    pub fn cured_by(&mut self, cure: Cure, now: Now) -> bool {
-        let is_cured = self.cure == cure;
-        if is_cured {
-            self.retry_at = self.retry_at.min(now.uptime);
-        }
-        is_cured
     }
 
     /// The removal just became one that the runtime does not manage.
@@ -528,6 +519,17 @@ impl PodRecord {
 
     pub fn is_waiting_to_retry(&self, subject: &PodSubject, now: Now) -> bool {
         self.failures.get(subject).is_some_and(|failure| failure.retry_at > now.uptime)
+    }
+
+    /// Ends the back-offs of what this cures; whether there was any.
+    pub fn end_back_offs(&mut self, cure: Cure, now: Now) -> bool {
+        let expansions = self.volumes.values_mut().filter_map(|volume| volume.expansion_failure.as_mut());
+        let mut is_any = false;
+        for failure in self.failures.values_mut().chain(expansions).filter(|failure| failure.cure == cure) {
+            failure.retry_at = failure.retry_at.min(now.uptime);
+            is_any = true;
+        }
+        is_any
     }
 
     /// The pod's own grace period.

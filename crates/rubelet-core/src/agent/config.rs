@@ -148,9 +148,7 @@ impl Agent {
     pub(super) fn handle_refresh(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.request_refresh(now);
-        for failure in record.failures.values_mut() {
-            failure.cured_by(Cure::ObjectChange, now);
-        }
+        record.end_back_offs(Cure::ObjectChange, now);
         self.touched.insert(uid.clone());
     }
 

@@ -60,11 +60,11 @@ impl Agent {
     /// Retries at once what failed for lack of the driver: volumes, their ends, and devices.
     pub(super) fn handle_driver(&mut self, driver: &str, now: Now) {
         self.touched.extend(self.node.devices.retry(driver, now));
-        let lacks_something =
-            |record: &&PodRecord| record.failures.values().any(|failure| failure.cure == Cure::ObjectChange);
-        let uids: Vec<_> = self.records.values().filter(lacks_something).map(|record| record.id.uid.clone()).collect();
-        for uid in uids {
-            self.handle_refresh(&uid, now);
+        for (uid, record) in &mut self.records {
+            if record.end_back_offs(Cure::ObjectChange, now) {
+                record.request_refresh(now);
+                self.touched.insert(uid.clone());
+            }
         }
     }
 
@@ -72,8 +72,7 @@ impl Agent {
     pub(super) fn handle_file_system_answered(&mut self, now: Now) {
         self.touched.extend(self.node.devices.file_system_answered(now));
         for (uid, record) in &mut self.records {
-            let failures = record.failures.values_mut();
-            if failures.filter_map(|failure| failure.cured_by(Cure::FileSystemAnswer, now).then_some(())).count() > 0 {
+            if record.end_back_offs(Cure::FileSystemAnswer, now) {
                 self.touched.insert(uid.clone());
             }
         }

@@ -259,6 +259,15 @@ fn expansion_is_left_to_the_controller_of_a_driver_that_cannot_do_it() {
 }
 
 #[test]
+fn driver_that_registers_again_expands_at_once_what_waited_for_it() {
+    let mut play = with_driver(3_203, DriverScript::from(DRIVER).expanding());
+    play.create(on_data("web")).until(&running("web")).end_driver(DRIVER, DriverEnd::Stops).grow_claim("data");
+    // Its back-off is two minutes by then.
+    play.wait(minutes(12)).expect_not(&resized("data", 2)).start_driver(DRIVER).wait(seconds(10));
+    play.expect(&resized("data", 2)).settle(minutes(1));
+}
+
+#[test]
 fn lost_answers_of_an_expansion_leave_the_claim_right() {
     for seed in 3_210..3_222 {
         let mut play = with_driver(seed, DriverScript::from(DRIVER).expanding());

@@ -5,10 +5,10 @@
 
 use super::events::{failed_mount, failed_volume, mapped};
 use crate::{
-    effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
+    effect::{EffectError, ErrorKind, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
     op::VolumeOp,
-    pod::{Failure, PodRecord},
+    pod::{Cure, Failure, PodRecord},
     time::Now,
     volumes::{
         claims::PersistentSource,
@@ -75,7 +75,10 @@ fn expansion_failed(
     now: Now,
 ) -> EventRecord {
     let known = record.volumes.entry(volume.to_owned()).or_default();
-    known.expansion_failure = Some(Failure::of_volume(known.expansion_failure.as_ref(), error.message.clone(), now));
+    let failure = Failure::of_volume(known.expansion_failure.as_ref(), error.message.clone(), now);
+    let is_late = error.kind == ErrorKind::FileSystemLate;
+    let cure = if is_late { Cure::FileSystemAnswer } else { Cure::ObjectChange };
+    known.expansion_failure = Some(Failure { cure, ..failure });
     let message = format!("NodeExpandVolume.NodeExpandVolume failed for volume {:?} : {}", source.name, error.message);
     let about = InvolvedObject::Pod(record.id.clone());
     EventRecord::new(about, Severity::Warning, event_reasons::VOLUME_RESIZE_FAILED, message)
