@@ -46,7 +46,6 @@ const CLUSTER_TOOLS: &[GoTool] = &[
     go_tools::METRICS_SERVER,
     go_tools::CSI_HOSTPATH,
     go_tools::CSI_SIDECARS,
-    go_tools::CSI_RESIZER,
 ];
 
 /// For the machine's start and all the tests, on a busy host.

@@ -132,18 +132,12 @@ pub const CSI_SIDECARS: GoTool = GoTool {
     name: "csi-sidecars",
     module: "csi-sidecars",
     packages: &[
-        "github.com/kubernetes-csi/external-provisioner/v5/cmd/csi-provisioner",
-        "./attacher-stand-in",
+        "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher",
+        "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
+        "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer",
         "./liveness-stand-in",
         "./registrar-stand-in",
     ],
-    ..PLAIN
-};
-/// In a module of its own, because it and the provisioner disagree about a library.
-pub const CSI_RESIZER: GoTool = GoTool {
-    name: "csi-resizer",
-    module: "csi-resizer",
-    packages: &["github.com/kubernetes-csi/external-resizer/cmd/csi-resizer"],
     ..PLAIN
 };
 
@@ -323,7 +317,7 @@ mod tests {
 
     #[test]
     fn own_sources_of_a_tool_exist() {
-        assert_eq!(files(&[CSI_SIDECARS])[1..3], ["attacher-stand-in", "liveness-stand-in"]);
+        assert_eq!(files(&[CSI_SIDECARS])[2..4], ["csi-resizer", "liveness-stand-in"]);
         CSI_SIDECARS.fingerprint().unwrap();
     }
 

@@ -5,7 +5,7 @@ go 1.26.8
 require github.com/kubernetes-csi/csi-driver-host-path v1.7.2
 
 require (
-	github.com/container-storage-interface/spec v1.4.0 // indirect
+	github.com/container-storage-interface/spec v1.6.0 // indirect
 	github.com/go-logr/logr v0.3.0 // indirect
 	github.com/gogo/protobuf v1.3.1 // indirect
 	github.com/golang/glog v0.0.0-20160126235308-23def4e6c14b // indirect

@@ -4,5 +4,7 @@
 package tools
 
 import (
-	_ "github.com/kubernetes-csi/external-provisioner/v5/cmd/csi-provisioner"
+	_ "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher"
+	_ "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"
+	_ "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer"
 )

@@ -25,15 +25,10 @@ var (
 
 func main() {
 	flag.Parse()
-	connection, err := grpc.NewClient("unix://"+*csiAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		log.Fatal(err)
-	}
-	driver := csi.NewIdentityClient(connection)
 	http.HandleFunc("/healthz", func(to http.ResponseWriter, request *http.Request) {
 		ctx, cancel := context.WithTimeout(request.Context(), *timeout)
 		defer cancel()
-		if why := fault(ctx, driver); why != "" {
+		if why := fault(ctx); why != "" {
 			http.Error(to, why, http.StatusInternalServerError)
 		}
 	})
@@ -41,9 +36,15 @@ func main() {
 	log.Fatal(server.ListenAndServe())
 }
 
-// fault is empty for a driver that is well.
-func fault(ctx context.Context, driver csi.IdentityClient) string {
-	answer, err := driver.Probe(ctx, &csi.ProbeRequest{})
+// fault is empty for a driver that is well. Each call has a connection of its own: one that is kept would wait longer and longer
+// before it finds a driver that started again.
+func fault(ctx context.Context) string {
+	connection, err := grpc.NewClient("unix://"+*csiAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err.Error()
+	}
+	defer connection.Close()
+	answer, err := csi.NewIdentityClient(connection).Probe(ctx, &csi.ProbeRequest{})
 	switch {
 	case err != nil:
 		return err.Error()

@@ -44,7 +44,7 @@ const RULES: &[(&str, &[&str], &[&str])] = &[
     ("", &["persistentvolumeclaims/status"], &["patch", "update"]),
     ("", &["nodes", "pods", "secrets"], &["get", "list", "watch"]),
     ("", &["events"], &["create", "patch", "update", "list", "watch", "get"]),
-    ("storage.k8s.io", &["storageclasses", "csinodes"], &["get", "list", "watch"]),
+    ("storage.k8s.io", &["storageclasses", "csinodes", "volumeattributesclasses"], &["get", "list", "watch"]),
     ("storage.k8s.io", &["volumeattachments"], &["get", "list", "watch", "patch"]),
     ("storage.k8s.io", &["volumeattachments/status"], &["patch"]),
 ];
@@ -395,7 +395,13 @@ impl Driver {
             { "name": "registration", "mountPath": "/registration" },
         ]);
         let sidecar = |name: &str, program: &str, args: &[&str]| {
-            let own = ["--kubeconfig=/etc/csi/kubeconfig", "--csi-address=/csi/csi.sock"];
+            let own = [
+                "--kubeconfig=/etc/csi/kubeconfig",
+                "--csi-address=/csi/csi.sock",
+                "--retry-interval-max=5s",
+                "--kube-api-qps=50",
+                "--kube-api-burst=100",
+            ];
             let args: Vec<String> = own.iter().chain(args).map(|arg| (*arg).to_owned()).collect();
             let mut sidecar = container(name, &[program], &args);
             sidecar["volumeMounts"] = json!([
@@ -407,17 +413,9 @@ impl Driver {
         vec![
             driver,
             registrar,
-            sidecar("attacher", "/attacher-stand-in", &[]),
-            sidecar(
-                "provisioner",
-                "/csi-provisioner",
-                &["--extra-create-metadata", "--retry-interval-max=5s", "--kube-api-qps=50", "--kube-api-burst=100"],
-            ),
-            sidecar(
-                "resizer",
-                "/csi-resizer",
-                &["--retry-interval-max=5s", "--kube-api-qps=50", "--kube-api-burst=100"],
-            ),
+            sidecar("attacher", "/csi-attacher", &[]),
+            sidecar("provisioner", "/csi-provisioner", &["--extra-create-metadata"]),
+            sidecar("resizer", "/csi-resizer", &[]),
         ]
     }
 

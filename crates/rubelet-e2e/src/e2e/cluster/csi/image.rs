@@ -19,14 +19,8 @@ use rubelet_testbed::{
 pub const NAME: &str = "rubelet.test/csi:1";
 
 /// In the image's root directory.
-const PROGRAMS: [&str; 6] = [
-    "hostpathplugin",
-    "csi-provisioner",
-    "csi-resizer",
-    "attacher-stand-in",
-    "liveness-stand-in",
-    "registrar-stand-in",
-];
+const PROGRAMS: [&str; 6] =
+    ["hostpathplugin", "csi-attacher", "csi-provisioner", "csi-resizer", "liveness-stand-in", "registrar-stand-in"];
 
 /// Builds what is missing; returns the archive.
 pub fn ensure() -> anyhow::Result<PathBuf> {
@@ -45,7 +39,7 @@ pub fn ensure() -> anyhow::Result<PathBuf> {
 /// Builds what is missing.
 pub fn programs() -> anyhow::Result<[PathBuf; PROGRAMS.len()]> {
     packages::ensure(packages::CSI_DRIVER)?;
-    let bin = go_tools::ensure(&[go_tools::CSI_HOSTPATH, go_tools::CSI_SIDECARS, go_tools::CSI_RESIZER])?;
+    let bin = go_tools::ensure(&[go_tools::CSI_HOSTPATH, go_tools::CSI_SIDECARS])?;
     Ok(PROGRAMS.map(|name| bin.join(name)))
 }
 
