@@ -4,6 +4,7 @@
 //! `target/conformance/`, with the logs of the agent and of containerd.
 
 mod images;
+mod leftovers;
 mod report;
 mod suite;
 
@@ -26,7 +27,7 @@ use rubelet_testbed::{
 };
 use serde_json::Value;
 
-use self::{report::Report, suite::Suite};
+use self::{leftovers::Leftovers, report::Report, suite::Suite};
 use crate::{
     control_plane::{ClusterPrograms, ControlPlane, ControlPlaneOptions, ServiceAddress, upstream_kubelet},
     e2e,
@@ -85,6 +86,8 @@ pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
         Subject::Rubelet => Program::Rubelet(step("building Rubelet (dev)", || build(&out))?),
     };
     sweep_orphans()?;
+    // Dropped after the testbed: what drivers have mounted is gone by then.
+    let _leftovers = Leftovers::of_this_run();
     let plane =
         step("starting a control plane", || ControlPlane::start(&cluster_programs, &ControlPlaneOptions::default()))?;
     let testbed = step("starting containerd and importing the images", || {
