@@ -57,7 +57,7 @@ impl Agent {
         }
     }
 
-    /// Retries at once what failed for lack of the driver: volumes, their ends, and devices.
+    /// Retries at once what failed for lack of the driver: volumes, their ends, expansions, and devices.
     pub(super) fn handle_driver(&mut self, driver: &str, now: Now) {
         self.touched.extend(self.node.devices.retry(driver, now));
         for (uid, record) in &mut self.records {

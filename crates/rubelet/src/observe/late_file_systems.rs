@@ -8,7 +8,8 @@ use tokio::sync::mpsc;
 
 use crate::world::World;
 
-/// Runs until the loop ends. One hint for all that answered meanwhile; between two of one file system lie its ten seconds to be late.
+/// Runs until the loop ends. File systems that answer meanwhile share a hint. Each time one is late it causes two: when it takes the
+/// first call again, and when that call is answered, because the others were refused until then.
 pub async fn run(world: World, inbox: mpsc::Sender<Event>) {
     loop {
         world.host.file_system_answered().await;

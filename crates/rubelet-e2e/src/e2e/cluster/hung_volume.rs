@@ -39,8 +39,9 @@ const MAX_LEASE_AGE: Duration = Duration::from_secs(30);
 /// Of the pods without the hung volume, and of their ends with a grace period of 1 s.
 const START_SECS: u64 = 10;
 const END_SECS: u64 = 11;
-/// From the answer of the file system on. What upstream waits for goes on in its threads, but for what it tries again, after up to 122 s.
+/// Until waiting pods go on after the file system answers.
 const RETRY_SECS: u64 = 10;
+/// Upstream's back-off of a volume, at most 122 s, goes on although the file system answers.
 const UPSTREAM_RETRY_SECS: u64 = 150;
 
 fn hung_volume(cluster: &mut ClusterNode) -> anyhow::Result<()> {
