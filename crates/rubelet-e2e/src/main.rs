@@ -3,6 +3,7 @@
 //!
 //! Owns: which command is which file. Their options are in `rubelet_testbed::cli`, because `xtask` documents them, too.
 
+mod background;
 mod bench;
 mod chaos;
 mod churn;

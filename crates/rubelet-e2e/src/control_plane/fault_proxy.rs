@@ -13,7 +13,6 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll},
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -32,17 +31,16 @@ use hyper_util::{
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::json;
-use tokio::{net::TcpListener, sync::oneshot, task::JoinSet, time::Sleep};
+use tokio::{net::TcpListener, time::Sleep};
 use tokio_rustls::TlsAcceptor;
 
-use crate::{control_plane::certificates::Identity, dice::Dice};
+use crate::{background::BackgroundServer, control_plane::certificates::Identity, dice::Dice};
 
 #[derive(Debug)]
 pub struct FaultProxy {
     address: SocketAddr,
     faults: Arc<AtomicUsize>,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _server: BackgroundServer,
 }
 
 /// What happens to a request.
@@ -86,10 +84,19 @@ impl FaultProxy {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (stop, stopped) = oneshot::channel();
-        let thread = thread::spawn(move || runtime.block_on(serve(listener, acceptor, Arc::new(passage), stopped)));
-        Ok(FaultProxy { address, faults, stop: Some(stop), thread: Some(thread) })
+        let passage = Arc::new(passage);
+        let connect = move |socket| {
+            let (acceptor, passage) = (acceptor.clone(), Arc::clone(&passage));
+            async move {
+                let Ok(stream) = acceptor.accept(socket).await else { return };
+                let service = service_fn(move |request| answer(Arc::clone(&passage), request));
+                let connection = hyper::server::conn::http1::Builder::new();
+                // It returns an error whenever a watch was cut.
+                let _ = connection.serve_connection(TokioIo::new(stream), service).await;
+            }
+        };
+        let server = BackgroundServer::start(|| TcpListener::from_std(listener), connect)?;
+        Ok(FaultProxy { address, faults, _server: server })
     }
 
     pub fn url(&self) -> String {
@@ -99,46 +106,6 @@ impl FaultProxy {
     /// The number of injected faults.
     pub fn faults(&self) -> usize {
         self.faults.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for FaultProxy {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // If the proxy panicked, the test has failed already.
-            let _ = thread.join();
-        }
-    }
-}
-
-async fn serve(
-    listener: std::net::TcpListener,
-    acceptor: TlsAcceptor,
-    passage: Arc<Passage>,
-    mut stopped: oneshot::Receiver<()>,
-) {
-    let Ok(listener) = TcpListener::from_std(listener) else { return };
-    // Connections end with the set.
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            biased;
-            // A dropped sender is the signal; it is not polled again, because the loop ends.
-            _ = &mut stopped => return,
-            // A connection not accepted yet stays in the kernel's queue.
-            accepted = listener.accept() => {
-                let Ok((socket, _)) = accepted else { continue };
-                let (acceptor, passage) = (acceptor.clone(), Arc::clone(&passage));
-                connections.spawn(async move {
-                    let Ok(stream) = acceptor.accept(socket).await else { return };
-                    let service = service_fn(move |request| answer(Arc::clone(&passage), request));
-                    let connection = hyper::server::conn::http1::Builder::new();
-                    // It returns an error whenever a watch was cut.
-                    let _ = connection.serve_connection(TokioIo::new(stream), service).await;
-                });
-            }
-        }
     }
 }
 

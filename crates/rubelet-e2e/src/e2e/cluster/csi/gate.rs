@@ -8,7 +8,6 @@ use std::{
     io::{self, Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -17,11 +16,9 @@ use rubelet_testbed::clock;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
     net::{UnixListener, UnixStream, unix},
-    sync::oneshot,
-    task::JoinSet,
 };
 
-use crate::e2e::lock;
+use crate::{background::BackgroundServer, e2e::lock};
 
 /// In the driver's log, before the name of a call that begins.
 const BEGINS: &str = "GRPC call: /csi.v1.Node/";
@@ -31,8 +28,7 @@ const ENDS: &str = "gRPCCall: {\"Method\":\"/csi.v1.Node/";
 #[derive(Debug)]
 pub struct Gate {
     passage: Arc<Passage>,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _server: BackgroundServer,
 }
 
 /// What connections share.
@@ -62,14 +58,11 @@ impl Gate {
     /// Listens at `socket`.
     pub fn start(socket: &Path, driver: PathBuf, log: PathBuf) -> anyhow::Result<Self> {
         let _ = fs::remove_file(socket);
-        let listener = std::os::unix::net::UnixListener::bind(socket)?;
-        listener.set_nonblocking(true)?;
         let passage = Arc::new(Passage { driver, log, hold: Mutex::default() });
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (stop, stopped) = oneshot::channel();
         let served = Arc::clone(&passage);
-        let thread = thread::spawn(move || runtime.block_on(serve(listener, served, stopped)));
-        Ok(Gate { passage, stop: Some(stop), thread: Some(thread) })
+        let connect = move |agent| connect(agent, Arc::clone(&served));
+        let server = BackgroundServer::start(|| UnixListener::bind(socket), connect)?;
+        Ok(Gate { passage, _server: server })
     }
 
     /// Withholds the answer to the next call of this name, and everything that comes after it on any connection of that time. Without a
@@ -108,16 +101,6 @@ impl Gate {
             ensure!(log.contains(text), "the log ends with {:?}", log.lines().last());
             Ok(())
         })
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // If the gate panicked, the test has failed already.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -161,24 +144,6 @@ impl Passage {
         // A log that cannot be read fails the test where it waits for the call.
         let _ = self.look(&mut hold);
         !hold.is_seen && connection > hold.last_lost
-    }
-}
-
-async fn serve(listener: std::os::unix::net::UnixListener, passage: Arc<Passage>, mut stopped: oneshot::Receiver<()>) {
-    let Ok(listener) = UnixListener::from_std(listener) else { return };
-    // Connections end with the set.
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            biased;
-            // A dropped sender is the signal; it is not polled again, because the loop ends.
-            _ = &mut stopped => return,
-            // A connection not accepted yet stays in the kernel's queue.
-            accepted = listener.accept() => {
-                let Ok((agent, _)) = accepted else { continue };
-                connections.spawn(connect(agent, Arc::clone(&passage)));
-            }
-        }
     }
 }
 
